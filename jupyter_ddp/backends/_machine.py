@@ -1,0 +1,129 @@
+"""What this machine has: accelerators, torch, an mpirun. Looked up without importing torch or touching CUDA."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from jupyter_ddp.launchers import clean_environment, mpi_flavour
+
+DEFAULT_NPROC: Final = 2
+_TIMEOUT: Final = 15.0
+
+
+def visible_gpus() -> list[str]:
+    """Return the identifiers of the GPUs that this process may use, in the form that CUDA_VISIBLE_DEVICES takes."""
+    present = [str(number) for number in range(_gpus_present())]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not present:
+        return present
+    wanted = [word.strip() for word in chosen.split(",")]
+    visible = []
+    for word in wanted:  # CUDA stops at the first one that is not there
+        if word not in present and not word.startswith(("GPU-", "MIG-")):
+            break
+        visible.append(word)
+    return visible
+
+
+@functools.cache
+def _gpus_present() -> int:
+    listed = _output("nvidia-smi", "--list-gpus")
+    if listed:
+        return sum(line.startswith("GPU ") for line in listed.splitlines())
+    return sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+
+
+@functools.cache
+def neuron_cores() -> int:
+    """Return the number of Neuron cores of this machine."""
+    try:
+        return sum(int(device["nc_count"]) for device in json.loads(_output("neuron-ls", "--json-output")))
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def cpu_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def torch_version() -> str | None:
+    """Return the version of the torch that ranks would import, or None."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def find_mpirun() -> tuple[str, str | None, str] | None:
+    """Return the mpirun that would be used: its path, its flavour (None: not supported), and its version's first line.
+
+    One beside the kernel's Python (from an environment that is not activated) comes before those on PATH.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which("mpirun", path=path)
+    if found is None:
+        return None
+    text = _version_text(found, Path(found).stat().st_mtime_ns)
+    return found, mpi_flavour(text), _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    """Return the first line; one that ends with a colon (MPICH's) says nothing without the second."""
+    first, *rest = text.strip().splitlines() or [""]
+    return " ".join([first, *rest[0].split()]) if first.endswith(":") and rest else first
+
+
+@functools.cache
+def _version_text(mpirun: str, _changed_at: int) -> str:
+    return _output(mpirun, "--version")
+
+
+def _output(program: str, *arguments: str) -> str:
+    if shutil.which(program) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_TIMEOUT,
+            stdin=subprocess.DEVNULL,
+            env=clean_environment(os.environ),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout or done.stderr
+
+
+def is_network_file_system(path: Path) -> bool:
+    """Tell whether a directory lies on NFS or the like, where locks and appended lines cannot be relied on."""
+    try:
+        kind = _file_system(path.resolve(), Path("/proc/mounts").read_text(errors="replace"))
+    except OSError:
+        return False
+    return kind.startswith(("nfs", "cifs", "smb", "lustre", "fuse.sshfs"))
+
+
+def _file_system(path: Path, mounts: str) -> str:
+    """Return the kind of file system on which a path lies, by the table of mounts; the last of equals hides others."""
+    kind, depth = "", -1
+    for line in mounts.splitlines():
+        _, point, name = line.split()[:3]
+        point = point.replace("\\040", " ")
+        if path.is_relative_to(point) and len(point) >= depth:
+            kind, depth = name, len(point)
+    return kind

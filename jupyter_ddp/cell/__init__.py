@@ -1,0 +1,137 @@
+"""A cell's text as a `Program`: transformed and compiled here, before anything starts, with the names that it reads."""
+
+from __future__ import annotations
+
+import io
+import token
+import tokenize
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jupyter_ddp.cell.inline_magics import MagicNames
+from jupyter_ddp.cell.names import NameWalk
+from jupyter_ddp.cell.syntax import compile_python
+from jupyter_ddp.errors import CellError
+
+_LAUNCHER: Final = (
+    "notebook_launcher starts processes of its own, and this cell already runs on every rank: "
+    "call the function directly."
+)
+_INPUT: Final = (
+    "input() has nobody to answer on a rank: read the value in the notebook, the cell can then use it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A cell that compiles.
+
+    Attributes:
+        source: The cell's body as the user wrote it, without the magic line.
+        magic: The magic line, "" when there is none.
+        reads: Names that the body may look up in the notebook; not all of them need exist there.
+        assigns: Names that the body may bind.
+        empty: Nothing but blank lines and comments.
+        silent: The last token is ``;``: the last expression's value is not shown.
+        warnings: Sentences about what will not work on ranks as it does in a notebook.
+    """
+
+    source: str
+    magic: str = ""
+    reads: frozenset[str] = frozenset()
+    assigns: frozenset[str] = frozenset()
+    empty: bool = False
+    silent: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: ANN401 - an InteractiveShell
+    """Return the program of a cell's body.
+
+    Nothing runs. Magics and shell lines are transformed by the shell's own transformers, top-level ``await`` is
+    allowed.
+
+    Raises:
+        CellError: The cell does not compile. Its line counts the magic line as line 1.
+    """
+    shift = 1 + _leading_blank_lines(source)  # the shell's transformers drop leading blank lines
+    try:
+        text = shell.transform_cell(source)
+        tree = compile_python(text)
+    except SyntaxError as error:
+        raise _cell_error(error, source, shift) from None
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # null bytes, nesting beyond the parser's limits
+        message = f"the cell does not compile: {error}"
+        raise CellError(message) from None
+    walk = NameWalk(MagicNames(shell))
+    try:
+        walk.run(tree)
+    except SyntaxError as error:  # in the body of a cell magic, which is the cell's first line then
+        raise _cell_error(error, source, shift + 1) from None
+    return Program(
+        source=source,
+        magic=magic,
+        reads=frozenset(walk.reads),
+        assigns=frozenset(walk.assigns),
+        empty=not tree.body,
+        silent=_ends_with_semicolon(text),
+        warnings=_warnings(walk),
+    )
+
+
+def _leading_blank_lines(source: str) -> int:
+    count = 0
+    for line in source.splitlines():
+        if line.strip():
+            break
+        count += 1
+    return count
+
+
+def _cell_error(error: SyntaxError, source: str, shift: int) -> CellError:
+    name = type(error).__name__
+    if error.lineno is None:
+        return CellError(f"{name}: {error.msg}")
+    line = error.lineno + shift
+    lines = source.splitlines()
+    body_line = line - 2
+    written = lines[body_line] if 0 <= body_line < len(lines) else (error.text or "")
+    compiled = (error.text or "").rstrip("\n")
+    shown = compiled if compiled.strip() and compiled.strip() not in written else written
+    message = f"{name} in line {line} of the cell: {error.msg}\n    {shown.strip()}"
+    if error.offset and error.offset > 0 and shown.strip():
+        indent = len(shown) - len(shown.lstrip())
+        column = min(max(error.offset - 1 - indent, 0), len(shown.strip()))
+        message += f"\n    {' ' * column}^"
+    return CellError(message, line)
+
+
+def _ends_with_semicolon(text: str) -> bool:
+    last = ""
+    try:
+        for item in tokenize.generate_tokens(io.StringIO(text).readline):
+            if item.type not in {
+                token.NEWLINE,
+                token.NL,
+                token.COMMENT,
+                token.ENDMARKER,
+                token.DEDENT,
+                token.INDENT,
+            }:
+                last = item.string
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return last == ";"
+
+
+def _warnings(walk: NameWalk) -> tuple[str, ...]:
+    found = []
+    if "notebook_launcher" in walk.calls:
+        found.append(_LAUNCHER)
+    if "input" in walk.calls and "input" not in walk.assigns and "input" in walk.reads:
+        found.append(_INPUT)
+    return tuple(found)

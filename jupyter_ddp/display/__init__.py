@@ -1,0 +1,274 @@
+"""Shows a run while it goes on: in a notebook or in a terminal. Everything is published from the caller's thread.
+
+Both publishers have the same four calls. ``start`` once; ``feed`` with each batch of events that was just folded (or
+none, when ``due`` has passed); ``due`` says in how many seconds they want to be fed again; ``finish`` once at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+
+from jupyter_ddp.display.pack import Packer, printable
+from jupyter_ddp.events import DisplayEvent, ErrorEvent, Event, OutEvent, RankEvent, RunEvent
+from jupyter_ddp.render import MIME, bundle, label
+from jupyter_ddp.view.positions import Positions
+from jupyter_ddp.view.summary import note_lines, status_line
+from jupyter_ddp.view.terminal import Line, Terminal
+from jupyter_ddp.words import ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from jupyter_ddp.view import RunView
+
+COMM_TARGET: Final = "jupyter_ddp.run"
+_RATES: Final = ((10.0, 0.2), (120.0, 1.0))  # (until this age, seconds between snapshots)
+_SLOWEST: Final = 10.0
+_COALESCE: Final = 0.05
+_HEARTBEAT: Final = 1.0
+_BYTES_A_SECOND: Final = 500_000.0
+
+
+class Publisher(Protocol):
+    """Shows one run."""
+
+    def start(self, view: RunView) -> None:
+        """Show the run for the first time."""
+
+    def feed(self, view: RunView, events: Iterable[Event], now: float) -> None:
+        """Take events that were just folded into the view, and publish what is due."""
+
+    def due(self, now: float) -> float | None:
+        """Return the seconds until ``feed`` wants to be called even without events; None: not before there are some."""
+
+    def finish(self, view: RunView, now: float) -> None:
+        """Show the run for the last time, as it stays."""
+
+
+class Handle(Protocol):
+    """What shows one output and can replace it: IPython's ``DisplayHandle``."""
+
+    def update(self, obj: dict[str, Any], *, raw: bool) -> None:
+        """Replace the output."""
+
+
+class Comm(Protocol):
+    """What carries live messages to the page."""
+
+    def send(self, data: dict[str, Any]) -> None:
+        """Send a message."""
+
+
+def open_display(data: dict[str, Any]) -> Handle | None:
+    """Show a MIME bundle with IPython's ``display`` and return its handle."""
+    from IPython.display import display
+
+    handle: Handle | None = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def open_comm(comm_id: str, data: dict[str, Any]) -> Comm | None:
+    """Return a comm under our own id, or None where there is no kernel to carry it.
+
+    It is never opened or closed by a message. Pages look for messages with an id of ours, whenever they were loaded; to
+    open it would make every front end complain that does not know it.
+    """
+    from comm import create_comm
+    from IPython.core.getipython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:
+        return None
+    comm: Comm = create_comm(target_name=COMM_TARGET, comm_id=comm_id, data=data, primary=False)
+    return comm
+
+
+class NotebookPublisher:
+    """One output that is replaced as the run goes on, and live messages beside it.
+
+    The output is replaced 5 times a second at first, less often later, at once when something of weight happens, and
+    never so fast that it costs more than half a megabyte a second. The last state is always shown.
+    """
+
+    def __init__(
+        self,
+        *,
+        display: Callable[[dict[str, Any]], Handle | None] = open_display,
+        comm: Callable[[str, dict[str, Any]], Comm | None] = open_comm,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._open_display = display
+        self._open_comm = comm
+        self._clock = clock
+        self._handle: Handle | None = None
+        self._comm: Comm | None = None
+        self._begun = self._last = 0.0
+        self._size = 0
+        self._changes = self._milestones = self._displays = -1
+        self._dirty = self._urgent = False
+        # Numbers go on over publishers of one run (attach, a new kernel), because pages drop those that they had.
+        self._packer = Packer(0.0)
+
+    def start(self, view: RunView) -> None:
+        """Show the run, and open its comm."""
+        now = self._clock()
+        self._begun = now
+        self._packer = Packer(now, seq=int(now * 1000))
+        self._comm = self._open_comm(f"{COMM_TARGET}:{view.id}", {"seq": self._packer.seq})
+        self._publish(view, now, final=False)
+
+    def feed(self, view: RunView, events: Iterable[Event], now: float) -> None:
+        """Send live messages as far as their rate allows; replace the output when that is due."""
+        if self._comm is not None:
+            for event in events:
+                self._packer.add(event)
+            self._send(now)
+        self._dirty = view.changes != self._changes
+        self._urgent = view.milestones != self._milestones
+        self._last = min(self._last, now)  # a clock that was set back must not stop us
+        if self._until_snapshot(now) <= 0:
+            self._publish(view, now, final=False)
+
+    def due(self, now: float) -> float | None:
+        """Return the seconds until a message or the output is due."""
+        message = self._packer.due(now) if self._comm is not None else None
+        output = self._until_snapshot(now)
+        return output if message is None else min(message, output)
+
+    def finish(self, view: RunView, now: float) -> None:
+        """Send what waits and show the final output."""
+        self._send(now, last=True)
+        self._publish(view, now, final=True)
+
+    def _until_snapshot(self, now: float) -> float:
+        age = now - self._begun
+        interval = next((seconds for until, seconds in _RATES if age < until), _SLOWEST)
+        if self._urgent:
+            interval = _COALESCE
+        elif not self._dirty:  # only the time goes on
+            interval = max(interval, _HEARTBEAT)
+        interval = max(interval, self._size / _BYTES_A_SECOND)
+        return max(0.0, self._last + interval - now)
+
+    def _send(self, now: float, *, last: bool = False) -> None:
+        if self._comm is None:
+            return
+        message = self._packer.message(now, last=last)
+        if message is not None:
+            self._comm.send(printable(message))
+
+    def _publish(self, view: RunView, now: float, *, final: bool) -> None:
+        shown = view.displays.version
+        data = bundle(view, now=now, final=final, seq=self._packer.seq, displays=shown != self._displays)
+        data = printable(data)
+        self._size = sum(len(data[mime]) for mime in ("text/plain", "text/html")) + _size(data[MIME])
+        self._changes, self._milestones, self._displays = view.changes, view.milestones, shown
+        self._dirty = self._urgent = False
+        self._last = now
+        if self._handle is None:
+            self._handle = self._open_display(data)
+        else:
+            self._handle.update(data, raw=True)
+
+
+def _size(snapshot: dict[str, Any]) -> int:
+    """Return about how many bytes a snapshot has: what can be big in it, and the ranks."""
+    displays = snapshot.get("displays", ())
+    text = sum(len(value) for shown in displays for value in shown["data"].values() if isinstance(value, str))
+    return 1_000 + 40 * len(snapshot["ranks"]) + text
+
+
+class TerminalPublisher:
+    """Plain lines as they come, ``[rank] text``; an open line (a progress bar) is printed once it is closed."""
+
+    def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._out = out
+        self._clock = clock
+        self._terminals: dict[tuple[str, int, str], tuple[Terminal, Positions]] = {}
+        self._waiting: dict[int, Line] = {}  # begun and not yet printed, by id, in order
+        self._status = ""
+
+    def start(self, view: RunView) -> None:
+        """Print what was started."""
+        self._say_status(view, self._clock())
+
+    def feed(self, view: RunView, events: Iterable[Event], now: float) -> None:
+        """Print lines that were closed, and what is new of the run."""
+        for event in events:
+            if isinstance(event, OutEvent):
+                self._take(view, event)
+            elif isinstance(event, DisplayEvent) and event.action != "clear" and event.rank is not None:
+                self._print_closed()
+                if view.shown(event.rank):
+                    self._print_display(event.rank, event)
+            elif isinstance(event, RunEvent) and event.phase != "ended":
+                self._say_status(view, now)
+            elif isinstance(event, ErrorEvent) and not event.traceback:
+                self._print(f"[{event.rank}!] {event.type}: {event.message}")
+            elif isinstance(event, RankEvent) and event.state == "heard":
+                self._say_status(view, now)
+        self._print_closed()
+        self._flush()
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - the interface
+        """Return None: nothing is shown but what events bring."""
+        return None
+
+    def finish(self, view: RunView, now: float) -> None:
+        """Print the lines that are still open, the notes and how the run ended."""
+        for line in self._waiting.values():
+            if line.text.strip():
+                self._print(f"{label(line)} {line.text}")
+        self._waiting.clear()
+        for text in note_lines(view):
+            self._print(text)
+        self._print(status_line(view, now))
+        self._flush()
+
+    def _take(self, view: RunView, event: OutEvent) -> None:
+        if event.rank is None or event.text is None or not view.shown(event.rank) or event.length <= 0:
+            return
+        key = (event.attempt, event.rank, event.stream)
+        if key not in self._terminals:
+            self._terminals[key] = (Terminal(event.rank, event.stream), Positions())
+        terminal, positions = self._terminals[key]
+        if positions.take(event.offset, event.offset + event.length) is None:
+            return
+        begun, _ = terminal.feed(event.text)
+        for line in begun:
+            self._waiting[id(line)] = line
+
+    def _print_closed(self) -> None:
+        for key, line in list(self._waiting.items()):
+            if not line.open:
+                self._print(f"{label(line)} {line.text}")
+                del self._waiting[key]
+
+    def _print_display(self, rank: int, event: DisplayEvent) -> None:
+        text = event.data.get("text/plain")
+        for part in (text if isinstance(text, str) else f"<{next(iter(event.data), 'display')}>").split("\n"):
+            self._print(f"[{ranks_text((rank,))}] {part}")
+
+    def _say_status(self, view: RunView, now: float) -> None:
+        text = status_line(view, now)
+        head = text.split(" · ", 1)[0]
+        if head != self._status:
+            self._status = head
+            self._print(text)
+            self._flush()
+
+    def _print(self, text: str) -> None:
+        out = self._out or sys.stdout
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+
+    def _flush(self) -> None:
+        (self._out or sys.stdout).flush()
+
+
+def publisher() -> Publisher:
+    """Return what shows a run here: a notebook when there is a kernel, else a terminal."""
+    from IPython.core.getipython import get_ipython
+
+    return NotebookPublisher() if getattr(get_ipython(), "kernel", None) is not None else TerminalPublisher()

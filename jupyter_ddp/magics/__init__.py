@@ -1,0 +1,305 @@
+"""``%%distributed`` and ``%distributed``: they parse, and delegate."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from IPython.core import magic_arguments
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from traitlets import Float, Int, Unicode
+
+from jupyter_ddp import backends, doctor, history
+from jupyter_ddp.capture import capture
+from jupyter_ddp.cell import Program, compile_cell
+from jupyter_ddp.errors import ConfigError, JupyterDDPError, RunNotFoundError, UsageError
+from jupyter_ddp.hints import for_notebook_error
+from jupyter_ddp.line import FLAGS, effective, effective_line, parse_cell_line
+from jupyter_ddp.line.commands import WORDS, Command, parse_command
+from jupyter_ddp.magics.completion import matcher
+from jupyter_ddp.magics.first_line import magic_first
+from jupyter_ddp.magics.panel_text import panel_text, values_text
+from jupyter_ddp.magics.traits import LaunchTraits
+from jupyter_ddp.run import Run
+from jupyter_ddp.rundir import RunStore
+from jupyter_ddp.settings import SETTINGS, current_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_ddp.capture import Payload
+    from jupyter_ddp.config import LaunchConfig
+    from jupyter_ddp.result import DistributedResult
+
+__all__ = ["DistributedMagics", "current_config", "install", "uninstall"]
+
+_DAY: Final = 86_400.0
+_LATER: Final = "comes with a later version"
+_declare: Any = magic_arguments  # has no types
+
+
+def _with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare the flags for ``%%distributed?``; `jupyter_ddp.line` parses them."""
+    for flag in reversed(FLAGS):
+        options: dict[str, Any] = {
+            "help": f"{flag.help} (default: {flag.default})".replace("%", "%%"),
+            "default": None,
+        }
+        options |= {"metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
+        function = _declare.argument(*flag.names, **options)(function)
+    declared: Callable[..., Any] = _declare.magic_arguments()(function)
+    return declared
+
+
+@magics_class
+class DistributedMagics(Magics, LaunchTraits):
+    """Run a cell on several ranks (``%%distributed``), and look after the runs (``%distributed``)."""
+
+    run_root = Unicode("", help="Where runs are recorded; empty: this user's state directory.").tag(
+        config=True
+    )
+    output_cap = Int(256 * 1024, min=4096, help="Bytes of text that a run keeps in the notebook.").tag(
+        config=True
+    )
+    keep_runs = Int(100, min=1, help="Runs that are kept on disk.").tag(config=True)
+    keep_days = Float(30.0, min=0.0, help="Days for which a run is kept on disk.").tag(config=True)
+    keep_bytes = Int(10 * 10**9, min=0, help="Bytes that all runs together may take on disk.").tag(
+        config=True
+    )
+
+    def __init__(self, shell: Any = None, **kwargs: Any) -> None:  # noqa: ANN401 - an InteractiveShell
+        super().__init__(shell, **kwargs)
+        self._shell = shell
+        self._assigned: frozenset[str] = frozenset()
+        self._matcher = matcher(shell, lambda: history.words_for_runs(self.store))
+
+    @property
+    def store(self) -> RunStore:
+        """Where runs are recorded."""
+        return RunStore(self.run_root or None)
+
+    @_with_flags
+    @no_var_expand
+    @line_cell_magic
+    def distributed(self, line: str, cell: str | None = None) -> None:
+        """Run the cell on several ranks with torchrun or mpirun, and see every rank live.
+
+        %%distributed -N 2 -p 4 --protocol mpirun --pull loss@all
+
+        {expr} and $name are the notebook's. A flag stands above --config, that above the panel, that above
+        c.DistributedMagics. As a line, %distributed shows the panel and takes the words config, runs, attach, detach,
+        stop, logs and doctor.
+        """
+        if cell is None:
+            self._command(parse_command(line, self._shell.user_ns))
+        else:
+            self._cell(line, cell)
+
+    def _cell(self, line: str, cell: str) -> None:
+        shell = self._shell
+        invocation = parse_cell_line(line, shell.user_ns)
+        if invocation.help:
+            _say(self._help())
+            return
+        config, origins = effective(
+            invocation.given,
+            invocation.config,
+            SETTINGS.values,
+            self.changed_fields,
+            config_name=invocation.config_name,
+        )
+        _refuse_what_comes_later(config)
+        program = compile_cell(cell, shell, magic=f"%%distributed {line}".rstrip())
+        if program.empty:
+            _say("The cell has no code: nothing was started.")
+            return
+        config = backends.get_backend(config.backend).resolve(config)
+        _check_environment(config)
+        payload = capture(program, shell.user_ns, push=config.push)
+        if invocation.dry_run:
+            _say(_plan(config, origins, program, payload))
+            return
+        self._assigned = program.assigns - shell.user_ns.keys()
+        self._run(program, payload, config, origins)
+
+    def _run(self, program: Program, payload: Payload, config: LaunchConfig, origins: dict[str, str]) -> None:
+        from jupyter_ddp.runner import raise_for, run_program
+
+        store = self.store
+        try:
+            result = run_program(
+                program,
+                payload,
+                config,
+                origins=origins,
+                ip=self._shell,
+                namespace=self._shell.user_ns,
+                store=store,
+                output_cap=self.output_cap,
+            )
+        except KeyboardInterrupt as stop:
+            self._bind_out(config, getattr(stop, "result", None))
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                store.prune(keep=self.keep_runs, max_age=self.keep_days * _DAY, max_bytes=self.keep_bytes)
+        self._bind_out(config, result)
+        raise_for(result)
+        wanted = [pull.name for pull in config.pull]
+        self._shell.push({name: result.pulled[name] for name in wanted if name in result.pulled})
+        missing = [name for name in wanted if name not in result.pulled]
+        if missing:
+            _say(f"--pull: {', '.join(missing)} did not come back and was not bound.", file=sys.stderr)
+
+    def _bind_out(self, config: LaunchConfig, result: DistributedResult | None) -> None:
+        if config.out and result is not None:
+            self._shell.push({config.out: result})
+
+    def _help(self) -> str:
+        words = "\n".join(f"  %distributed {word:<8} {text}" for word, text in WORDS.items())
+        return f"{type(self).distributed.__doc__}\n{words}"
+
+    def _command(self, command: Command) -> None:
+        if command.help:
+            _say(self._help())
+            return
+        if command.word in ("attach", "detach"):
+            raise UsageError(
+                f"%distributed {command.word} {_LATER}: a run blocks its cell for now, and ■ interrupts it."
+            )
+        _say(getattr(self, f"_word_{command.word or 'panel'}")(command))
+
+    def _current(self) -> tuple[LaunchConfig, dict[str, str]]:
+        return effective({}, None, SETTINGS.values, self.changed_fields)
+
+    def _word_panel(self, command: Command) -> str:
+        config, origins = self._current()
+        resolved = None
+        with contextlib.suppress(JupyterDDPError):
+            resolved = backends.get_backend(config.backend).resolve(config)
+        return panel_text(config, origins, resolved, self._word_runs(command))
+
+    def _word_config(self, command: Command) -> str:
+        if command.reset:
+            SETTINGS.reset()
+        if command.forget:
+            SETTINGS.reset(*command.forget)
+        if command.changes:
+            SETTINGS.set(**command.changes)
+        config, origins = self._current()
+        changed = command.reset or command.forget or command.changes
+        return effective_line(config, origins) if changed else values_text(config, origins)
+
+    def _word_runs(self, _command: Command) -> str:
+        store = self.store
+        return history.runs_text(store.list(), store.root, time.time())
+
+    def _word_stop(self, command: Command) -> str:
+        found = history.to_stop(self.store, command.run)
+        if not found.is_alive():
+            return f"Run {found.run_id} is over: {history.row(found, time.time()).state}."
+        run = Run(found)
+        try:
+            heard = run.stop()
+        finally:
+            run.close()
+        if heard:
+            return f"Run {found.run_id} is being stopped: its ranks get SIGTERM, and SIGKILL if they stay."
+        raise RunNotFoundError(
+            f"run {found.run_id} lives but does not answer: end the kernel that started it."
+        )
+
+    def _word_logs(self, command: Command) -> str:
+        return history.log_text(self.store.find(str(command.run)), command.rank, self.output_cap)
+
+    def _word_doctor(self, _command: Command) -> str:
+        config, _ = self._current()
+        return doctor.text(doctor.examine(config, self.store.root, os.environ))
+
+    def after_cell(self, outcome: Any) -> None:  # noqa: ANN401 - an ExecutionResult
+        """Say how to get a name that the last distributed cell made; a callback of ``post_run_cell``. Never raises."""
+        with contextlib.suppress(Exception):
+            hint = for_notebook_error(outcome.error_in_exec, self._assigned - self._shell.user_ns.keys())
+            if hint:
+                _say(hint, file=sys.stderr)
+
+
+def _say(text: str, file: TextIO | None = None) -> None:
+    print(text, file=file)
+
+
+def _refuse_what_comes_later(config: LaunchConfig) -> None:
+    if config.backend == "sagemaker" and "sagemaker" not in backends.names():
+        raise UsageError(f"--backend sagemaker {_LATER}: write -b local, or leave it out.")
+    if config.distribution is not None:
+        raise UsageError(f"--distribution {_LATER}: write --protocol, -N and -p, which say the same here.")
+    if config.detach:
+        raise UsageError(f"--detach {_LATER}: leave it out, and the cell shows the run until it is over.")
+
+
+def _check_environment(config: LaunchConfig) -> None:
+    missing = [name for name, value in config.env.items() if value is None and name not in os.environ]
+    if missing:
+        what = (
+            f"--env {missing[0]} takes the kernel's value, but the kernel's environment has no {missing[0]}"
+        )
+        raise ConfigError("env", f"{what}: write --env {missing[0]}=VALUE.")
+
+
+def _plan(config: LaunchConfig, origins: dict[str, str], program: Program, payload: Payload) -> str:
+    """Return what a dry run prints."""
+    backend = backends.get_backend(config.backend)
+    findings = [f"{one.level}: {one}" for one in backend.check(config) if one.level != "ok"]
+    notes = [f"warn: {text}" for text in program.warnings]
+    return "\n".join(
+        [
+            effective_line(config, origins),
+            payload.report.text(),
+            backend.plan(config, program),
+            *notes,
+            *findings,
+            "Dry run: nothing was started.",
+        ]
+    )
+
+
+def install(shell: Any) -> DistributedMagics:  # noqa: ANN401 - an InteractiveShell
+    """Put the magics, their completion, the hint and the input transformer into a shell; once."""
+    uninstall(shell)
+    magics = DistributedMagics(shell)
+    shell.register_magics(magics)
+    shell.events.register("post_run_cell", magics.after_cell)
+    shell.input_transformers_cleanup.insert(0, magic_first)
+    if shell.Completer is not None:
+        shell.Completer.custom_matchers.append(magics._matcher)  # noqa: SLF001 - this module's own
+    SETTINGS.traits = lambda: magics.changed_fields
+
+    def follow_root(_change: object = None) -> None:
+        SETTINGS.run_root = magics.run_root or None
+
+    magics.observe(follow_root, "run_root")
+    follow_root()
+    return magics
+
+
+def uninstall(shell: Any) -> None:  # noqa: ANN401 - an InteractiveShell
+    """Take out of a shell all that `install` has put into it; nothing happens when there is nothing."""
+    manager = shell.magics_manager
+    magics = manager.registry.pop(DistributedMagics.__name__, None)
+    if magics is None:
+        return
+    for kind in ("line", "cell"):
+        manager.magics[kind].pop("distributed", None)
+    with contextlib.suppress(ValueError):
+        shell.events.unregister("post_run_cell", magics.after_cell)
+    for where, what in (
+        (shell.input_transformers_cleanup, magic_first),
+        (shell.Completer.custom_matchers if shell.Completer is not None else [], magics._matcher),  # noqa: SLF001
+        (shell.configurables, magics),
+    ):
+        if what in where:
+            where.remove(what)
+    SETTINGS.traits, SETTINGS.run_root = dict, None

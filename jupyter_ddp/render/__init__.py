@@ -1,0 +1,178 @@
+"""A run as a MIME bundle for a notebook. Pure: the time is passed in.
+
+``text/plain`` is the record, for people and for grep: a status line, then each kept line as ``[rank] text``
+(``[rank!] text`` for stderr; ``[0-3] text`` for what several ranks display alike), then a failure's first cause.
+``text/html`` must read well with no style and no script of ours. The vendor JSON is `snapshot.snapshot`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from jupyter_ddp.render.html import html
+from jupyter_ddp.render.snapshot import MIME, snapshot
+from jupyter_ddp.view import DisplayView, RunView, sgr
+from jupyter_ddp.view.summary import cut_text, note_lines, status_line
+from jupyter_ddp.view.terminal import Line
+from jupyter_ddp.words import count_text, ranks_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["MIME", "bundle", "failure_text", "label", "plain"]
+
+LIVE_LINES: Final = 20
+"""Lines of text/plain while the run goes on."""
+LIVE_DISPLAYS: Final = 4
+"""Displays of text/plain while the run goes on."""
+
+
+class _Row(NamedTuple):
+    """A line of text/plain, and whose it is: (rank or None, 0 stdout, 1 stderr, 2 display or other)."""
+
+    text: str
+    rank: int | None
+    stream: int
+    order: int = 0  # of a display: its place in the view
+
+
+def bundle(view: RunView, *, now: float, final: bool, seq: int = 0, displays: bool = True) -> dict[str, Any]:
+    """Return the MIME bundle of a run.
+
+    Args:
+        view: The run.
+        now: Seconds since the epoch, for the duration of a run that goes on.
+        final: Whether this is the record that stays: all kept lines. Else it is short, and its JSON has no lines.
+        seq: The number of the last live message that was sent.
+        displays: Whether the JSON has the rich output too (the HTML always has it).
+    """
+    rows = list(_rows(view)) if final else _last_rows(view)
+    head = status_line(view, now)
+    text = "\n".join([head, *(row.text for row in rows), *_after(view, final=final)])
+    index = _index(rows) if final else None
+    places = _places(rows) if final else {}
+    shown = displays or final
+    return {
+        "text/plain": text,
+        "text/html": html(view, now=now, final=final),
+        MIME: snapshot(view, now=now, seq=seq, status=head, displays=shown, index=index, places=places),
+    }
+
+
+def plain(view: RunView, *, now: float, final: bool = True) -> str:
+    """Return a run as plain text, as in `bundle`."""
+    rows = _rows(view) if final else _last_rows(view)
+    return "\n".join([status_line(view, now), *(row.text for row in rows), *_after(view, final=final)])
+
+
+def failure_text(view: RunView) -> str:
+    """Return the message of a `DistributedError`: the first cause on top, then all that belongs to it."""
+    failure = view.failure
+    if failure is None:
+        return view.reason or f"the run ended without success ({view.outcome or view.phase})"
+    lines = [failure.headline]
+    extra = failure.message.strip().split("\n")[1:] if failure.type else []
+    lines += extra[:20] if not failure.traceback else []
+    if failure.place:
+        lines.append(failure.place)
+    if failure.traceback:
+        lines += ["", failure.traceback.strip("\n"), ""]
+    lines += failure.consequences()
+    lines += note_lines(view)
+    if view.log_dir:
+        lines.append(f"log: {view.log_dir}")
+    return "\n".join(lines)
+
+
+def label(line: Line) -> str:
+    """Return what stands before a line's text."""
+    return f"[{line.rank}!]" if line.stream == "stderr" else f"[{line.rank}]"
+
+
+def _line_row(line: Line) -> _Row:
+    return _Row(f"{label(line)} {line.text}", line.rank, 1 if line.stream == "stderr" else 0)
+
+
+def _display_rows(shown: DisplayView) -> Iterator[_Row]:
+    who = ranks_text(shown.ranks)
+    for text in shown.text.rstrip("\n").split("\n"):
+        yield _Row(f"[{who}] {text}", shown.ranks[0], 2, shown.order)
+
+
+def _is_idle(line: Line) -> bool:
+    """Tell whether a line is only a cursor that waits: what a cleared progress bar leaves."""
+    return line.open and not sgr.strip(line.text).strip()
+
+
+def _rows(view: RunView) -> Iterator[_Row]:
+    cut = view.lines.cut
+    before = view.lines.before_cut[-1].order if view.lines.before_cut else 0
+    for item in view.items():
+        if cut and isinstance(item, Line) and item.order > before:
+            yield _Row(cut_text(view, cut), None, 2)
+            cut = 0
+        if isinstance(item, DisplayView):
+            yield from _display_rows(item)
+        elif not _is_idle(item):
+            yield _line_row(item)
+    if cut:
+        yield _Row(cut_text(view, cut), None, 2)
+
+
+def _last_rows(view: RunView) -> list[_Row]:
+    earlier, items = view.recent(LIVE_LINES, LIVE_DISPLAYS)
+    rows: list[_Row] = []
+    for item in items:
+        if isinstance(item, DisplayView):
+            rows += _display_rows(item)
+            continue
+        if earlier:
+            rows.append(_Row(f"… {count_text(earlier, 'earlier line')}", None, 2))
+            earlier = 0
+        if not _is_idle(item):
+            rows.append(_line_row(item))
+    return rows
+
+
+def _index(rows: list[_Row]) -> list[list[int | None]]:
+    """Return the runs of lines of one rank and stream below the status line: [rank, stream, lines]."""
+    index: list[list[int | None]] = []
+    for row in rows:
+        if index and index[-1][0] == row.rank and index[-1][1] == row.stream:
+            index[-1][2] = (index[-1][2] or 0) + 1
+        else:
+            index.append([row.rank, row.stream, 1])
+    return index
+
+
+def _places(rows: list[_Row]) -> dict[int, tuple[int, int]]:
+    """Return where each display stands in text/plain: its first line (the status line is 0), and how many it has."""
+    places: dict[int, tuple[int, int]] = {}
+    for number, row in enumerate(rows, 1):
+        if row.order:
+            first, count = places.get(row.order, (number, 0))
+            places[row.order] = first, count + 1
+    return places
+
+
+def _after(view: RunView, *, final: bool) -> list[str]:
+    """Return what stands below the lines: the failure with its traceback, notes, and where the log is."""
+    lines: list[str] = []
+    failure = view.failure
+    if failure is None:
+        notes = note_lines(view)
+        return ["", *notes] if notes else []
+    if final:
+        lines += _failing_tail(view)
+        lines += ["", *failure_text(view).split("\n")]
+    else:
+        lines += ["", failure.headline]
+    return lines
+
+
+def _failing_tail(view: RunView) -> list[str]:
+    """Return the last lines of the rank that failed, if they are not among the kept ones."""
+    last = [line for line in view.failing_lines(lambda line: line.kept) if not _is_idle(line)]
+    if not last:
+        return []
+    return ["", f"last lines of rank {last[0].rank}:", *(f"{label(line)} {line.text}" for line in last)]

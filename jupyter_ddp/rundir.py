@@ -1,0 +1,364 @@
+"""Run directories: where a run is recorded, how it is found again, and whether it lives.
+
+A run lives while the lock on ``<run>/alive`` cannot be had: its guard and agents hold it, and the operating system
+gives it back when the last of them is gone, however that came about. Nothing else is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import operator
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import platformdirs
+
+from jupyter_ddp.errors import LaunchError, RunNotFoundError
+from jupyter_ddp.events import Event, OutEvent, decode
+from jupyter_ddp.locks import try_lock
+from jupyter_ddp.runtime.record import STREAMS, log_path, salvage, stream_path
+
+LAST: Final = "last"
+READ_SIZE: Final = 1 << 20
+FLOOD_TEXT: Final = 64 << 10
+_RUN_ID: Final = re.compile(r"[0-9a-f]{8}")
+_CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that began before
+KEPT: Final = ("model", "output", "checkpoints")
+"""Directories of a run whose files are results."""
+
+
+def default_root() -> Path:
+    """Return where runs are recorded unless ``c.DistributedMagics.run_root`` says otherwise."""
+    return platformdirs.user_state_path("jupyter_ddp") / "runs"
+
+
+class RunDirectory:
+    """One run on disk.
+
+    Attributes:
+        path: The directory, 0700 and this user's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, eight hexadecimal digits."""
+        return self.path.name
+
+    @property
+    def payload(self) -> Path:
+        """Where the notebook's variables are on their way to the ranks."""
+        return self.path / "payload.bin"
+
+    def facts(self) -> dict[str, Any]:
+        """Return ``run.json``: what was started, by whom, when. An empty dictionary if it cannot be read."""
+        try:
+            facts = json.loads((self.path / "run.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    @property
+    def created(self) -> float:
+        """When it was made (seconds since the epoch), 0 if that is not known."""
+        created = self.facts().get("created")
+        return float(created) if isinstance(created, (int, float)) else 0.0
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """Write a file of the run directory whole, readable by this user only."""
+        temporary = self.path / f".{name}.new"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+        temporary.replace(self.path / name)
+
+    def lock(self) -> int:
+        """Take the run's lock; return the descriptor that holds it. Hand it to who keeps the run alive.
+
+        Raises:
+            LaunchError: The lock is taken: the run lives.
+        """
+        descriptor = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while not try_lock(descriptor):
+            if not try_lock(descriptor, shared=True):
+                os.close(descriptor)
+                raise LaunchError(f"the run {self.run_id} is alive: its lock is taken")
+            time.sleep(0.001)  # somebody is just looking (`is_alive`)
+        return descriptor
+
+    def is_alive(self) -> bool:
+        """Tell whether somebody still keeps this run."""
+        try:
+            descriptor = os.open(self.path / "alive", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not try_lock(descriptor, shared=True)
+        finally:
+            os.close(descriptor)
+
+    def nodes(self) -> int:
+        """Return the number of instances."""
+        return max(1, int(self.facts().get("nnodes", 1)))
+
+    def salvage(self, reason: str) -> bool:
+        """Complete the logs of a run whose agents died; tell whether there was anything to do.
+
+        Idempotent, safe to call at any time: nothing happens while the run lives or when it ended as it should.
+        """
+        try:
+            descriptor = self.lock()
+        except (LaunchError, OSError):
+            return False
+        try:
+            facts = self.facts()
+            nproc, attempt = int(facts.get("nproc", 0)), str(facts.get("attempt", ""))
+            ranks = [range(node * nproc, (node + 1) * nproc) for node in range(self.nodes())]
+            done = [salvage(self.path, node, members, attempt, reason) for node, members in enumerate(ranks)]
+            return any(done)
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> list[Event]:
+        """Return every event that the logs have now: each instance's in the order of its log, all together by time.
+
+        Inside a log the time may go back: what a rank showed is logged after the text that came before it, with the
+        time at which it was shown.
+        """
+        reader = EventReader(self)
+        latest: dict[int, float] = {}
+        found: list[tuple[float, Event]] = []
+        while batch := reader.read():
+            for event in batch:
+                latest[event.node] = max(event.time, latest.get(event.node, event.time))
+                found.append((latest[event.node], event))
+        reader.close()
+        return [event for _, event in sorted(found, key=operator.itemgetter(0))]
+
+    def kept_files(self) -> list[str]:
+        """Return the paths of what ranks left in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and the run's own checkpoints."""
+        found = [path for name in KEPT for path in (self.path / name).rglob("*") if path.is_file()]
+        return sorted(map(str, found))
+
+    def text(self, rank: int, stream: str = "stdout") -> str:
+        """Return everything that a rank wrote to a stream, as it wrote it."""
+        try:
+            return stream_path(self.path, rank, stream).read_bytes().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+class EventReader:
+    """Reads the logs of a run as they grow.
+
+    A line that is not whole yet is left for the next time. Events of a flood come without text: the end of it is
+    fetched from the rank's file here, and the rest counted.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._logs: list[_LogTail] | None = None
+
+    def read(self) -> list[Event]:
+        """Return what is new, at most about a megabyte of each log; [] when there is nothing."""
+        if self._logs is None:
+            if not (self._run.path / "run.json").exists():
+                return []
+            self._logs = [_LogTail(log_path(self._run.path, node)) for node in range(self._run.nodes())]
+        found: list[Event] = []
+        while not found and (lines := [line for log in self._logs for line in log.lines()]):
+            for event in filter(None, map(decode, lines)):
+                found += (
+                    self._with_text(event) if isinstance(event, OutEvent) and event.text is None else [event]
+                )
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for log in self._logs or ():
+            log.close()
+        self._logs = None
+
+    def _with_text(self, event: OutEvent) -> list[OutEvent]:
+        """Return a flood's event as two: what is only counted, and the end, with its text."""
+        stop = event.offset + event.length
+        start = max(event.offset, stop - FLOOD_TEXT)
+        data = self._bytes(event, start, stop)
+        if not data:
+            return [event]
+        if start > event.offset:
+            begin = _first_whole(data)
+            data, start = data[begin:], start + begin
+        lines = data.count(b"\n")
+        text = data.decode(errors="replace")
+        end = dataclasses.replace(event, offset=start, length=len(data), lines=lines, text=text)
+        if start == event.offset:
+            return [end]
+        counted = dataclasses.replace(event, length=start - event.offset, lines=max(0, event.lines - lines))
+        return [
+            counted,
+            dataclasses.replace(end, seq=0),
+        ]  # the second half of one event has no number of its own
+
+    def _bytes(self, event: OutEvent, start: int, stop: int) -> bytes:
+        """Return a part of a rank's file, nothing if it is not there as a whole."""
+        if event.rank is None or event.stream not in STREAMS:
+            return b""
+        try:
+            with stream_path(self._run.path, event.rank, event.stream).open("rb") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        except (OSError, OverflowError):
+            return b""
+        return data if len(data) == stop - start else b""
+
+
+def _first_whole(data: bytes) -> int:
+    """Return where the first whole line begins, or the first whole character if there is no line before the end."""
+    newline = data.find(b"\n", 0, -1)
+    return newline + 1 if newline >= 0 else 3 - len(data[:3].lstrip(_CONTINUATIONS))
+
+
+class _LogTail:
+    """Whole lines of one growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._rest = b""
+
+    def lines(self) -> list[bytes]:
+        if self._fd is None:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return []
+        pieces = [self._rest]
+        while data := os.read(self._fd, READ_SIZE):
+            pieces.append(data)
+            if b"\n" in data:
+                *lines, self._rest = b"".join(pieces).split(b"\n")
+                return lines
+        self._rest = b"".join(pieces)
+        return []
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class RunStore:
+    """All runs of this user below one directory.
+
+    Args:
+        root: The directory; made when the first run is.
+    """
+
+    def __init__(self, root: Path | str | None = None) -> None:
+        self.root = Path(root).expanduser() if root else default_root()
+
+    def create(self) -> RunDirectory:
+        """Make the directory of a new run, for this user's eyes only.
+
+        Raises:
+            LaunchError: The directory cannot be made, or belongs to somebody else.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (owner := self.root.stat().st_uid) != os.getuid():
+                raise LaunchError(
+                    f"the directory of runs {self.root} belongs to user {owner}: set c.DistributedMagics.run_root"
+                )
+            while True:
+                path = self.root / secrets.token_hex(4)
+                with contextlib.suppress(FileExistsError):
+                    path.mkdir(mode=0o700)
+                    return RunDirectory(path)
+        except OSError as error:
+            raise LaunchError(
+                f"no run directory can be made below {self.root} ({error.strerror}): set c.DistributedMagics.run_root"
+            ) from error
+
+    def list(self) -> list[RunDirectory]:
+        """Return all runs, the newest first."""
+        try:
+            with os.scandir(self.root) as entries:
+                names = [
+                    e.name for e in entries if _RUN_ID.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
+                ]
+        except OSError:
+            return []
+        runs = [RunDirectory(self.root / name) for name in names if (self.root / name / "run.json").exists()]
+        return sorted(runs, key=lambda run: run.created, reverse=True)
+
+    def find(self, word: str) -> RunDirectory:
+        """Return the run with this id, this name (the newest of several) or this unique beginning of its id.
+
+        ``last`` is the newest of all.
+
+        Raises:
+            RunNotFoundError: There is none, or the beginning fits several.
+        """
+        runs = self.list()
+        if not runs:
+            raise RunNotFoundError("there are no runs yet")
+        if word == LAST:
+            return runs[0]
+        by_id = [run for run in runs if run.run_id == word]
+        if exact := by_id or [run for run in runs if run.facts().get("name") == word]:
+            return exact[0]
+        fitting = [run for run in runs if run.run_id.startswith(word)] if word else []
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            ids = ", ".join(run.run_id for run in fitting)
+            raise RunNotFoundError(f"{word!r} fits several runs: {ids}")
+        ids = ", ".join(run.run_id for run in runs[:5])
+        raise RunNotFoundError(f"no run has the id or name {word!r}; the newest are {ids}")
+
+    def prune(self, *, keep: int, max_age: float, max_bytes: int) -> int:
+        """Remove old runs that are over; return how many.
+
+        Args:
+            keep: At most this many stay.
+            max_age: Those that are older go (seconds).
+            max_bytes: The oldest go until all together have no more bytes than this.
+        """
+        removed = 0
+        total = 0
+        for number, run in enumerate(self.list()):
+            total += _size(run.path)
+            age = time.time() - run.created
+            if (number >= keep or age > max_age or (total > max_bytes and number > 0)) and not run.is_alive():
+                shutil.rmtree(run.path, ignore_errors=True)
+                removed += 1
+        return removed
+
+
+def is_private(path: Path) -> bool:
+    """Tell whether a directory is this user's and nobody else can enter it."""
+    info = path.stat()
+    return info.st_uid == os.getuid() and not info.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(directory) / name).lstat().st_size
+    return total

@@ -1,0 +1,114 @@
+"""The guard of a local run: starts its agents, and sees to it that nothing outlives its owner or its agents.
+
+``python -m jupyter_ddp.runtime.guard <run directory> <lock descriptor> <pid of the owner>``, with the owner's pipe as
+standard input (it only means "I live") and the doorbell as standard output. The owner is watched by its pid too: a
+child that it forked may hold the pipe open long after its death.
+
+The agents in turn watch the guard: they hold the read end of a pipe whose only write end is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from jupyter_ddp.runtime.agent import Agent
+from jupyter_ddp.runtime.process import become_subreaper, die_with_parent, is_alive, kill_all, reap
+
+PATIENCE: Final = 0.5
+"""Seconds in which agents end by themselves, with their logs, before the guard ends everything."""
+
+
+def main(arguments: list[str]) -> None:
+    """Guard one run until nothing of it is left."""
+    run_dir, owner = Path(arguments[0]), int(arguments[2])
+    spec = json.loads((run_dir / "spec.json").read_bytes())
+    become_subreaper()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.set_blocking(1, False)
+    life, hold = os.pipe()
+    agents = {_start_agent(spec, node, run_dir, life, hold): node for node in range(spec["nnodes"])}
+    os.close(life)
+    os.close(1)  # the doorbell's end of file means: no agent is left
+    _watch(spec["run_id"], agents, owner, hold)
+    kill_all(spec["run_id"])
+    for path in spec["sockets"]:
+        for name in (path, f"{path}.bell"):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(spec["sockets"][0]))
+
+
+def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, hold: int) -> int:
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        die_with_parent(guard, signal.SIGTERM)
+        become_subreaper()
+        os.close(hold)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(run_dir / f"agent-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 2)
+        os.set_inheritable(1, False)
+        Agent(spec, node, run_dir, life=life, doorbell=1).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the last stop of this process: told in its log
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def _watch(run_id: str, agents: dict[int, int], owner: int, hold: int) -> None:
+    """Return when all agents have ended, or when their time is up."""
+    selector = selectors.DefaultSelector()
+    wake_read, wake_write = os.pipe()
+    for descriptor in (wake_read, wake_write):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector.register(wake_read, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    with contextlib.suppress(OSError, AttributeError):  # Linux
+        selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
+    living = set(agents)
+    deadline: float | None = None
+    while living:
+        wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        for key, _ in selector.select(wait):
+            if key.fd == wake_read:
+                os.read(wake_read, 4096)
+                continue
+            selector.unregister(key.fd)  # the pipe's end of file, or the owner's end
+            deadline = deadline or _let_go(hold)
+        if deadline is None and not is_alive(owner):
+            deadline = _let_go(hold)
+        for pid, code in reap().items():
+            living.discard(pid)
+            if code and deadline is None:
+                deadline = time.monotonic() + (PATIENCE if agents.get(pid) == 0 else 20 * PATIENCE)
+        if deadline is not None and time.monotonic() >= deadline:
+            kill_all(run_id)
+            return
+
+
+def _let_go(hold: int) -> float:
+    """Tell the agents that the owner is gone; return until when they have time."""
+    with contextlib.suppress(OSError):
+        os.close(hold)
+    return time.monotonic() + PATIENCE
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,180 @@
+"""Processes of a run: how they are tied to each other, found and ended.
+
+A run's processes are the descendants of its guard and agents (both are child subreapers, so that a daemon does not
+get away) and every process whose environment has ``JUPYTER_DDP_RUN=<run id>``. Process groups are of no use here:
+mpirun puts each rank into its own, and user code calls setsid.
+
+Linux has all of this. macOS has neither prctl nor /proc: there, descendants are found through ``ps``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+MARKER: Final = "JUPYTER_DDP_RUN"
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_LINUX: Final = sys.platform == "linux"
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send `signum` to this process when its parent dies; end at once if it is already dead.
+
+    `parent` is the process that this one believes to be its parent (``os.getppid`` before the fork of a race). The
+    signal comes when the parent's *thread* ends: start children from the main thread. Nothing happens on macOS.
+    """
+    if _LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process. Nothing happens on macOS."""
+    if _LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as the system's table shows it."""
+
+    pid: int
+    ppid: int
+    name: str
+    marked: bool
+
+
+def table(run_id: str) -> dict[int, Process]:
+    """Return all living processes by pid; those of `run_id` by its marker are ``marked``. Zombies are left out."""
+    return _proc_table(run_id) if _LINUX else _ps_table()
+
+
+def _proc_table(run_id: str) -> dict[int, Process]:
+    marker = f"{MARKER}={run_id}".encode()
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                stat = file.read()
+            start, end = stat.index(b"(") + 1, stat.rindex(b")")
+            state, ppid = stat[end + 2 :].split(None, 2)[:2]
+            if state in b"ZX":
+                continue
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    marked = marker in file.read().split(b"\0")
+            except OSError:  # another user's, or gone
+                marked = False
+        except (OSError, ValueError):
+            continue
+        pid = int(entry)
+        found[pid] = Process(pid, int(ppid), stat[start:end].decode(errors="replace"), marked)
+    return found
+
+
+def _ps_table() -> dict[int, Process]:
+    listing = subprocess.run(
+        ["ps", "-axo", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=False
+    )
+    found = {}
+    for line in listing.stdout.splitlines():
+        pid, ppid, state, name = line.split(None, 3)
+        if "Z" not in state:
+            found[int(pid)] = Process(int(pid), int(ppid), os.path.basename(name), marked=False)
+    return found
+
+
+def descendants(processes: dict[int, Process], root: int) -> set[int]:
+    """Return the pids below `root`, without it."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.ppid, []).append(process.pid)
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                pending.append(pid)
+    return found
+
+
+def of_run(run_id: str, root: int, spare: frozenset[int] = frozenset()) -> list[Process]:
+    """Return the living processes of a run: below `root` or marked. Never `root`, this process, or one of `spare`."""
+    processes = table(run_id)
+    below = descendants(processes, root)
+    spared = {root, os.getpid(), *spare}
+    return [p for p in processes.values() if (p.pid in below or p.marked) and p.pid not in spared]
+
+
+def kill_all(
+    run_id: str, root: int | None = None, *, spare: frozenset[int] = frozenset(), limit: float = 5.0
+) -> set[str]:
+    """SIGKILL every process of a run until none is left; return the names of those that were killed.
+
+    Args:
+        run_id: The run whose marker is looked for.
+        root: The process below which everything belongs to the run; this process by default.
+        spare: Processes to leave alone.
+        limit: Seconds after which it gives up (a process in uninterruptible sleep).
+    """
+    root = os.getpid() if root is None else root
+    names: set[str] = set()
+    end = time.monotonic() + limit
+    while victims := of_run(run_id, root, spare):
+        for process in victims:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+                names.add(process.name)
+        reap()
+        if time.monotonic() > end:
+            break
+        time.sleep(0.003)
+    return names
+
+
+def reap() -> dict[int, int]:
+    """Collect children that have ended; return their exit codes (minus the signal's number when killed) by pid."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process exists and is not a zombie."""
+    if not _LINUX:
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 : stat.rindex(b")") + 3] not in b"ZX"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, ``SIGSEGV`` for 11; ``signal 42`` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

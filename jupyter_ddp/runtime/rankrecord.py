@@ -1,0 +1,71 @@
+"""One rank as its agent sees it: its connections, its files, and how far it has come."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from jupyter_ddp.runtime.process import is_alive
+from jupyter_ddp.runtime.record import STREAMS, LogWriter, StreamTail
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from jupyter_ddp.runtime.links import Channel
+
+
+class RankRecord:
+    """What an agent knows of one of its ranks.
+
+    Attributes:
+        rank: The rank's number.
+        pid: The rank's process, None before its hello.
+        heard: Its Python heard the interrupt.
+        finished: None while the cell runs, then whether it ended well.
+        ended: The process is gone and everything that it left has been read.
+        failed: It told an error, or ended in a way that fails the run.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self.rank = rank
+        self.pid: int | None = None
+        self.stub: Channel | None = None
+        self.channel: Channel | None = None
+        self.heard = False
+        self.finished: bool | None = None
+        self.ended = False
+        self.failed = False
+        self.tails = [StreamTail(run_dir, rank, stream) for stream in STREAMS]
+
+    def sizes(self) -> list[int]:
+        """Return the bytes that the files of the two streams have now."""
+        return [tail.size() for tail in self.tails]
+
+    def drain(self, log: LogWriter, upto: list[int]) -> bool:
+        """Move the text up to these sizes into the log; tell whether there was any."""
+        moved = [tail.drain(log, size) for tail, size in zip(self.tails, upto, strict=False)]
+        return any(moved)
+
+    def finish(self, log: LogWriter) -> None:
+        """Move all that is left into the log: the process is gone."""
+        for tail in self.tails:
+            tail.finish(log)
+
+    def kill(self, signum: int) -> bool:
+        """Send a signal to the rank's process; tell whether there was one to get it."""
+        if self.pid is None or self.pid <= 1 or self.ended:  # 0 and less would mean groups of processes
+            return False
+        try:
+            os.kill(self.pid, signum)
+        except OSError:
+            return False
+        return True
+
+    def vanished(self) -> bool:
+        """Tell whether both the stub and the rank are gone without a word."""
+        return (
+            not self.ended
+            and self.stub is not None
+            and self.stub.closed
+            and (self.pid is None or not is_alive(self.pid))
+        )

@@ -1,0 +1,255 @@
+"""The ranks of one instance, as its agent sees them: what they say and print becomes events, their end is noticed.
+
+What a rank prints is read from its files, what else it tells comes as frames. Both are brought into one order by the
+sizes of the files that each frame carries.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyter_ddp.events import (
+    DisplayEvent,
+    ErrorEvent,
+    NoteEvent,
+    RankEvent,
+    RunEvent,
+    StacksEvent,
+    ValueEvent,
+)
+from jupyter_ddp.runtime.rankrecord import RankRecord
+from jupyter_ddp.runtime.record import TURN, read_text
+from jupyter_ddp.runtime.stacks import clean
+from jupyter_ddp.runtime.streams import STACKS_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from jupyter_ddp.runtime.links import Channel
+    from jupyter_ddp.runtime.record import LogWriter
+
+HOT: Final = 0.004
+"""Seconds between two looks at a rank that is printing."""
+COOL: Final = 0.05
+"""Seconds between two looks at all others."""
+_TOLD_BY_RANKS: Final = {
+    cls.kind: cls for cls in (DisplayEvent, ErrorEvent, NoteEvent, RankEvent, ValueEvent)
+}
+
+
+class Ranks:
+    """All ranks of one instance.
+
+    Args:
+        spec: What to run, see `Agent`.
+        node: The instance's number.
+        run_dir: The run directory.
+        log: Where events go.
+        report: Tells agent 0: ``report(op=…, rank=…)``.
+        read: Reads what has arrived on a channel.
+
+    Attributes:
+        ending: The run has begun to end: ranks that go now do not go by themselves.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        node: int,
+        run_dir: Path,
+        log: LogWriter,
+        *,
+        report: Callable[..., None],
+        read: Callable[[Channel], None],
+    ) -> None:
+        first = node * spec["nproc"]
+        self._records = {rank: RankRecord(run_dir, rank) for rank in range(first, first + spec["nproc"])}
+        self._cell = {**spec["cell"], "env": {**spec["cell"].get("env", {}), **spec["node_env"][node]}}
+        self._run_dir = run_dir
+        self._log = log
+        self._report = report
+        self._read = read
+        self._hot: dict[int, float] = {}
+        self._next_sweep = 0.0
+        self._running = False
+        self.ending = False
+        self.interrupted = False
+
+    # connections
+
+    def hello(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Take in a rank or a stub; tell whether it is one of ours."""
+        record = self._records.get(message.get("rank", -1))
+        if record is None:
+            return False
+        channel.rank = record.rank
+        if message["role"] == "stub":
+            record.stub = channel
+            return True
+        record.channel, record.pid = channel, message["pid"]
+        facts = {name: message.get(name) for name in ("pid", "host", "local_rank")}
+        self._log.add(RankEvent, rank=record.rank, state="started", **facts)
+        channel.send({"op": "cell", "n": 0, **self._cell})
+        self._report(op="connected", rank=record.rank)
+        return True
+
+    def receive(self, channel: Channel, message: dict[str, Any]) -> None:
+        """Take in a message of a rank or of a stub."""
+        record = self._records[channel.rank if channel.rank is not None else -1]
+        if channel.role == "stub":
+            if message.get("op") == "exit":
+                self._end(record, message.get("code"), message.get("signal"), message["time"])
+            return
+        op, sizes = message.get("op"), message.get("o")
+        if sizes:
+            record.drain(self._log, sizes)
+        if op == "mark":
+            self._hot[record.rank] = 0.0
+        elif op == "heard":
+            record.heard = True
+            self._log.add(RankEvent, rank=record.rank, state="heard")
+        elif op == "done":
+            record.finished = bool(message["ok"])
+            self._log.add(RankEvent, rank=record.rank, state="finished", ok=record.finished)
+            self._report(op="finished", rank=record.rank)
+        elif op == "event":
+            self._take_event(record, dict(message["event"]))
+
+    def release(self) -> None:
+        """Let the stubs exit, and so the launcher."""
+        for record in self._records.values():
+            if record.stub is not None:
+                record.stub.send({"op": "release"})
+
+    def _take_event(self, record: RankRecord, event: dict[str, Any]) -> None:
+        kind = _TOLD_BY_RANKS.get(event.pop("kind", ""))
+        at = event.pop("time", None)
+        if kind is None:
+            return
+        try:
+            self._log.add(kind, rank=record.rank, at=at, **event)
+        except TypeError:
+            text = f"a {kind.kind} event was not understood"
+            self._log.add(NoteEvent, rank=record.rank, level="warning", text=text)
+            return
+        if kind is RankEvent and event.get("state") == "running":
+            if not self._running:
+                self._running = True
+                self._log.add(RunEvent, phase="running", at=at)
+            self._report(op="running", rank=record.rank)
+        elif kind is ErrorEvent and not record.failed:
+            record.failed = True
+            self._report(op="failed", rank=record.rank)
+
+    # text
+
+    def ring(self, rank: int) -> None:
+        """A rank has printed: look at once, and soon again."""
+        if rank in self._records:
+            self._drain(self._records[rank])
+            self._hot[rank] = time.monotonic() + HOT
+
+    def next_at(self, now: float) -> float:
+        """Return when to look the next time."""
+        return min([now + COOL, *self._hot.values()])
+
+    def look(self, now: float) -> None:
+        """Move new text of ranks that are due into the log, and notice ranks that are gone without a word."""
+        for rank in [rank for rank, at in self._hot.items() if at <= now]:
+            if self._drain(self._records[rank]):
+                self._hot[rank] = now + HOT
+            else:
+                del self._hot[rank]
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + COOL
+        for record in self._records.values():
+            if record.vanished():
+                self._end(record, None, signal.SIGKILL if record.pid else None, time.time())
+            elif record.rank not in self._hot and not record.ended and self._drain(record):
+                self._hot[record.rank] = now + HOT
+
+    def _drain(self, record: RankRecord) -> bool:
+        """Move a turn's worth of new text into the log, but never past a frame that comes before it."""
+        sizes = record.sizes()
+        self._read_frames(record)
+        upto = [min(size, tail.offset + TURN) for size, tail in zip(sizes, record.tails, strict=True)]
+        return record.drain(self._log, upto)
+
+    def _read_frames(self, record: RankRecord) -> None:
+        if record.channel is not None:
+            self._read(record.channel)
+
+    # ends
+
+    def interrupt(self) -> None:
+        """SIGINT to every rank whose cell is not over."""
+        self.interrupted = True
+        for record in self._records.values():
+            if record.finished is None:
+                record.kill(signal.SIGINT)
+
+    def signal_unheard(self, signum: signal.Signals) -> None:
+        """Signal the ranks whose Python has not heard the interrupt: they are stuck in C, or ignore it."""
+        for record in self._records.values():
+            if not record.heard and record.finished is None:
+                record.kill(signum)
+
+    def terminate(self) -> bool:
+        """SIGTERM to every rank whose cell is not over; tell whether all living ranks could be asked."""
+        self.ending = True
+        living = [record for record in self._records.values() if not record.ended]
+        for record in living:
+            if record.finished is None:
+                record.kill(signal.SIGTERM)
+        return all(record.pid is not None for record in living)
+
+    def all_killed(self) -> None:
+        """Take note that every process of the run was killed; what the ranks had said and written is still read."""
+        self.ending = True
+        for record in self._records.values():
+            self._end(record, None, signal.SIGKILL if record.pid else None, time.time())
+
+    def _end(self, record: RankRecord, code: int | None, signum: int | None, at: float) -> None:
+        if record.ended:
+            return
+        self._read_frames(record)
+        if record.ended:  # the frames told it
+            return
+        record.finish(self._log)
+        record.ended = True
+        self._hot.pop(record.rank, None)
+        if signum is not None:
+            self._add_stack(record.rank, read_text(self._run_dir / f"rank{record.rank}.fault"))
+        by_run = self.interrupted or (self.ending and record.finished is None)
+        self._log.add(
+            RankEvent, rank=record.rank, at=at, state="ended", exit_code=code, signal=signum, by_run=by_run
+        )
+        if not record.failed and (record.finished is None or (record.finished and (code or signum))):
+            record.failed = True
+            self._report(op="failed", rank=record.rank)
+        self._report(op="ended", rank=record.rank)
+
+    # stacks
+
+    def ask_for_stacks(self) -> dict[int, int]:
+        """Have every rank whose cell is not over write its stacks; return where in their files those will begin."""
+        begin = {}
+        for record in self._records.values():
+            path = self._run_dir / f"rank{record.rank}.stacks"
+            if record.finished is None:
+                begin[record.rank] = path.stat().st_size if path.exists() else 0
+                record.kill(STACKS_SIGNAL)
+        return begin
+
+    def add_stacks(self, begin: dict[int, int]) -> None:
+        """Log what has come since `ask_for_stacks`."""
+        for rank, start in begin.items():
+            self._add_stack(rank, read_text(self._run_dir / f"rank{rank}.stacks", start))
+
+    def _add_stack(self, rank: int, text: str) -> None:
+        if cleaned := clean(text).strip():
+            self._log.add(StacksEvent, rank=rank, text=cleaned)

@@ -1,0 +1,132 @@
+"""The whole text of a run, rank by rank, from its logs and the ranks' files. The files are the record."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING, Final
+
+from jupyter_ddp import events
+from jupyter_ddp.events import Event, OutEvent
+from jupyter_ddp.view.positions import Positions
+from jupyter_ddp.view.terminal import Line, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+_STREAMS: Final = ("stdout", "stderr")
+_PIECE: Final = 1 << 20
+
+
+def read_events(run_dir: Path) -> Iterator[Event]:
+    """Yield the events in the logs of all instances of a run, instance by instance; torn lines are passed over."""
+    for path in sorted(run_dir.glob("node-*.jsonl")):
+        with path.open("rb") as log:
+            for line in log:
+                event = events.decode(line)
+                if event is not None:
+                    yield event
+
+
+def text_size(run_dir: Path) -> int:
+    """Return the bytes of all ranks' text."""
+    return sum(path.stat().st_size for path in run_dir.glob("rank*.std*"))
+
+
+def read_lines(run_dir: Path, log: Iterable[Event], *, rank: int | None = None) -> Iterator[Line]:
+    """Yield the lines of a rank, or of all, after the line discipline, in the order in which they were begun.
+
+    The order comes from the ``out`` events, the bytes from the ranks' files; where a file is not here (the run was on
+    another machine) the events' own text is taken. What a file has beyond the last event follows at the end.
+    A line is yielded when it cannot change any more.
+    """
+    readers: dict[tuple[str, int, str], _Stream] = {}
+    queue: list[Line] = []
+    for event in log:
+        if not isinstance(event, OutEvent) or event.rank is None or event.stream not in _STREAMS:
+            continue
+        if (
+            event.rank < 0
+            or event.offset < 0
+            or event.length <= 0
+            or (rank is not None and event.rank != rank)
+        ):
+            continue
+        key = (event.attempt, event.rank, event.stream)
+        if key not in readers:
+            for reader in readers.values():
+                if reader.attempt != event.attempt:
+                    reader.terminal.close()
+            readers[key] = _Stream(run_dir, *key)
+        for text in readers[key].texts(event):
+            queue += readers[key].terminal.feed(text)[0]
+            yield from _settled(queue)
+    for reader in readers.values():
+        for text in reader.rest():
+            queue += reader.terminal.feed(text)[0]
+    yield from queue
+
+
+def _settled(queue: list[Line]) -> list[Line]:
+    """Take the lines in front that are closed, once there are many."""
+    if len(queue) < 4_096:
+        return []
+    # An open line holds up those behind it only so long: a bar at the top must not keep a whole flood in memory.
+    count = next((index for index, line in enumerate(queue) if line.open), len(queue))
+    if not count and len(queue) > 65_536:
+        count = len(queue) // 2
+    taken = queue[:count]
+    del queue[:count]
+    return taken
+
+
+class _Stream:
+    """One stream of one rank in one attempt."""
+
+    def __init__(self, run_dir: Path, attempt: str, rank: int, stream: str) -> None:
+        self.attempt = attempt
+        self.terminal = Terminal(rank, stream, limit=None)
+        self._path = run_dir / f"rank{rank}.{stream}"
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._positions = Positions()
+
+    def texts(self, event: OutEvent) -> Iterator[str]:
+        """Yield the text of an event in pieces; none of what came before."""
+        start, stop = event.offset, event.offset + event.length
+        new = self._positions.take(start, stop)
+        if new is None:
+            return
+        if self._path.exists():
+            yield from self._read(new, stop)
+        elif event.text is not None:
+            yield event.text.encode("utf-8", "replace")[new - start :].decode("utf-8", "replace")
+        else:
+            yield f"\n… {event.lines:,} lines are not on this machine\n"
+
+    def rest(self) -> Iterator[str]:
+        """Yield what the file has beyond the events."""
+        if self._path.exists():
+            yield from self._read(self._positions.next, self._path.stat().st_size)
+            yield self._decoder.decode(b"", final=True)
+
+    def _read(self, start: int, stop: int) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            file.seek(start)
+            while start < stop:
+                data = file.read(min(_PIECE, stop - start))
+                if not data:
+                    return
+                start += len(data)
+                yield self._decoder.decode(data)
+
+
+def join(lines: Iterable[Line], *, labelled: bool = False) -> str:
+    """Return lines as text: each closed one ends with a newline; ``labelled`` puts ``[rank]`` before each."""
+    parts = []
+    for line in lines:
+        if labelled:
+            parts.append(f"[{line.rank}!] " if line.stream == "stderr" else f"[{line.rank}] ")
+        parts.append(line.text)
+        if labelled or not line.open:
+            parts.append("\n")
+    return "".join(parts)

@@ -1,0 +1,163 @@
+"""The rich output of a run: what each rank displays, updates and clears; equal displays of ranks are one. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES: Final = 32_000_000
+"""Bytes of rich output that a view keeps; what comes then is kept as its plain text."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayView:
+    """One display of a run, of one rank or equal on several.
+
+    Attributes:
+        ranks: The ranks that show it, ascending.
+        data: Its MIME bundle; binary parts are base64.
+        metadata: The metadata of the bundle.
+        result: Whether it is the value of the cell's last expression.
+        display_id: The id by which its rank updates it, if any.
+        order: Its place among all lines and displays of the view.
+        ordinal: Its number among the displays of its rank.
+        file: Where the bundle is, relative to the run directory, when it was too big for the log.
+        key: Equal for equal bundles.
+        version: How often it was updated.
+    """
+
+    ranks: tuple[int, ...]
+    data: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    result: bool = False
+    display_id: str | None = None
+    order: int = 0
+    ordinal: int = 0
+    file: str | None = None
+    key: str = ""
+    version: int = 0
+
+    @property
+    def text(self) -> str:
+        """Its plain text, or what it is when it has none."""
+        text = _joined(self.data.get("text/plain"))
+        if text:
+            return text
+        if self.file:
+            return f"<display in {self.file}>"
+        return f"<{next(iter(self.data), 'empty display')}>"
+
+
+def _joined(value: Any) -> str:  # noqa: ANN401 - MIME data of any shape
+    """Return text of a MIME bundle, which nbformat may have as a list of lines."""
+    if isinstance(value, list):
+        return "".join(part for part in value if isinstance(part, str))
+    return value if isinstance(value, str) else ""
+
+
+def _fingerprint(data: dict[str, Any], metadata: dict[str, Any], file: str | None) -> tuple[str, int]:
+    text = json.dumps([data, metadata, file], sort_keys=True, default=repr)
+    return blake2b(text.encode(), digest_size=16).hexdigest(), len(text)
+
+
+class Displays:
+    """All displays of a run. Iteration gives `DisplayView`s, equal ones of several ranks as one, in order."""
+
+    def __init__(self, budget: int = MAX_BYTES) -> None:
+        self._budget = budget
+        self._sizes: dict[str, int] = {}
+        self._bundles: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._items: dict[tuple[int, int], DisplayView] = {}  # by rank and ordinal
+        self._counts: dict[int, int] = {}
+        self._frozen: list[DisplayView] = []
+        self.dropped = 0
+        """Displays of which only the plain text was kept."""
+        self.version = 0
+        """Grows with each change."""
+
+    def add(self, rank: int, shown: DisplayView) -> None:
+        """Add a display of a rank; its ``ranks``, ``ordinal`` and ``key`` are set here."""
+        ordinal = self._counts.get(rank, 0)
+        self._counts[rank] = ordinal + 1
+        self._put((rank, ordinal), replace(shown, ranks=(rank,), ordinal=ordinal))
+
+    def update(self, rank: int, display_id: str, shown: DisplayView) -> bool:
+        """Give each display of a rank that has this id the bundle of ``shown``; tell whether there was one."""
+        found = [key for key, item in self._items.items() if key[0] == rank and item.display_id == display_id]
+        for key in found:
+            item = self._items[key]
+            self._put(
+                key,
+                replace(
+                    item, data=shown.data, metadata=shown.metadata, file=shown.file, version=item.version + 1
+                ),
+            )
+        return bool(found)
+
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has displayed so far."""
+        for key in [key for key in self._items if key[0] == rank]:
+            del self._items[key]
+        self.version += 1
+        self._sweep()
+
+    def freeze(self) -> None:
+        """Keep what there is as it is: the ranks that could update it are gone."""
+        self._frozen += self._grouped()
+        self._items.clear()
+        self._counts.clear()
+
+    def _put(self, key: tuple[int, int], item: DisplayView) -> None:
+        self.version += 1
+        name, size = _fingerprint(item.data, item.metadata, item.file)
+        if name not in self._bundles:
+            if sum(self._sizes.values()) + size > self._budget:
+                self._items.pop(key, None)
+                self._sweep()
+            if sum(self._sizes.values()) + size > self._budget:
+                self.dropped += 1
+                item = replace(item, data={"text/plain": item.text[:1_000]}, metadata={})
+                name, size = _fingerprint(item.data, item.metadata, item.file)
+            self._bundles[name], self._sizes[name] = (item.data, item.metadata), size
+        data, metadata = self._bundles[name]
+        self._items[key] = replace(item, data=data, metadata=metadata, key=name)
+        if len(self._bundles) > 2 * len(self._items) + 16:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        used = {item.key for item in (*self._items.values(), *self._frozen)}
+        for name in self._bundles.keys() - used:
+            del self._bundles[name], self._sizes[name]
+
+    def _grouped(self) -> list[DisplayView]:
+        """Return equal displays of several ranks as one, where the first of them stands.
+
+        The n-th of equal ones in one rank goes with the n-th in the others: what only one rank shows in between (often
+        rank 0) keeps nothing apart.
+        """
+        seen: dict[tuple[int, bool, str], int] = {}
+        groups: dict[tuple[int, bool, str], list[DisplayView]] = {}
+        for (rank, _), item in sorted(self._items.items()):
+            number = seen[rank, item.result, item.key] = seen.get((rank, item.result, item.key), 0) + 1
+            groups.setdefault((number, item.result, item.key), []).append(item)
+        # A value stands where its last rank shows it, after all that these ranks have displayed before.
+        views = [
+            replace(
+                (max if same[0].result else min)(same, key=lambda item: item.order),
+                ranks=tuple(item.ranks[0] for item in same),
+            )
+            for same in groups.values()
+        ]
+        return sorted(views, key=lambda item: item.order)
+
+    def __iter__(self) -> Iterator[DisplayView]:
+        yield from self._frozen
+        yield from self._grouped()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

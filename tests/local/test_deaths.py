@@ -1,0 +1,174 @@
+"""kill -9 of every process of a run, each with grandchildren that hide: nothing is left, and it is said what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from jupyter_ddp.events import OutEvent
+from jupyter_ddp.rundir import EventReader, RunStore
+from jupyter_ddp.runtime.process import is_alive
+
+HIDING = """
+import os, subprocess, time
+print(subprocess.Popen(["sleep", "300"], start_new_session=True).pid)
+print(subprocess.Popen(["sleep", "300"], start_new_session=True, env={}).pid)
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(write, str(os.getpid()).encode())
+        os.execve("/bin/sleep", ["sleep", "300"], {})
+    os._exit(0)
+print(int(os.read(read, 32)))
+print("here")
+time.sleep(300)
+"""
+"""Three grandchildren a rank: in a session of its own, with a cleared environment too, and a daemon."""
+
+
+def hidden(texts: list[str]) -> list[int]:
+    return [int(word) for text in texts for word in text.split() if word.isdigit()]
+
+
+def until_gone(pids: list[int]) -> list[int]:
+    end = time.monotonic() + 20
+    while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.01)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("victim", "outcome", "words"),
+    [
+        ("agent0", "lost", "agent"),
+        ("guard", "lost", "the guard of the run was killed"),
+        ("launcher", "lost", "was killed by SIGKILL before its ranks had finished"),
+        ("rank0", "failed", ""),
+        ("stub0", "failed", ""),
+    ],
+)
+def test_nothing_survives_the_death_of(start, protocol, victim, outcome, words):
+    run = start(HIDING, protocol=protocol)
+    run.until_said("here")
+    pids = hidden([run.text(rank) for rank in range(2)])
+    assert len(pids) == 6
+    run.kill(victim)
+    end = run.end()
+    assert until_gone(pids) == []
+    assert end.outcome == outcome
+    assert words in end.reason
+    if victim in ("rank0", "stub0"):
+        assert (run.ends()[0].signal, run.ends()[0].by_run) == (signal.SIGKILL, False)
+
+
+@pytest.mark.parametrize("victim", ["agent0", "agent1", "guard", "rank3"])
+def test_nothing_survives_on_several_instances(start, protocol, victim):
+    run = start(HIDING, protocol=protocol, instance_count=2)
+    run.until_said("here")
+    pids = hidden([run.text(rank) for rank in range(4)])
+    assert len(pids) == 12
+    run.kill(victim)
+    end = run.end()
+    assert until_gone(pids) == []
+    assert end.outcome == ("failed" if victim == "rank3" else "lost")
+    if victim == "agent1":
+        assert "the agent of instance 1 is gone" in end.reason
+
+
+def test_the_text_of_a_killed_agents_ranks_is_salvaged(start):
+    """Text that no agent could move into the log any more is in the ranks' files, and so in the log afterwards."""
+    run = start(
+        "import time\nprint('here')\ntime.sleep(0.5)\nprint('written while nobody listened')\ntime.sleep(300)"
+    )
+    run.until_said("here")
+    run.kill("agent0", signal.SIGSTOP)
+    path = run.rundir.path / "rank1.stdout"
+    while b"nobody" not in path.read_bytes():
+        time.sleep(0.01)
+    run.kill("agent0")
+    assert run.end().outcome == "lost"
+    assert run.text(1) == "here\nwritten while nobody listened\n"
+    assert not run.rundir.salvage("once more")
+    seqs = [event.seq for event in run.events]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+KERNEL = """
+import multiprocessing, os, sys, time
+from jupyter_ddp.config import LaunchConfig
+from jupyter_ddp.runner import launch
+from jupyter_ddp import rundir
+
+def work():
+    exec(HIDING, {})
+
+HIDING = %r
+
+if __name__ == "__main__":
+    if sys.argv[2] == "pool":
+        pool = multiprocessing.get_context("fork").Pool(2)
+    if sys.argv[2] == "child":
+        # forked while the run is on: it inherits the run's pipe, and holds it open
+        import threading
+        threading.Timer(3.0, lambda: os.fork() or time.sleep(300)).start()
+    launch(work, config=LaunchConfig(nproc_per_node=2, protocol=sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("children", ["none", "pool", "child"])
+def test_a_dead_kernel_takes_its_ranks_with_it(protocol, children, tmp_path):
+    """B51: also when a child that it forked holds the run's pipe open."""
+    script = tmp_path / "kernel.py"
+    script.write_text(textwrap.dedent(KERNEL) % HIDING)
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    kernel = subprocess.Popen(
+        [sys.executable, script, protocol, children],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        rundir = until_started(Path(tmp_path / "jupyter_ddp" / "runs"))
+        events = EventReader(rundir)
+        texts = ["", ""]
+        while not all("here" in text for text in texts):
+            time.sleep(0.02)
+            for event in events.read():
+                if isinstance(event, OutEvent) and event.stream == "stdout":
+                    texts[event.rank] += event.text
+        if children == "child":
+            time.sleep(3.5)
+        pids = hidden(texts)
+        assert len(pids) == 6
+        kernel.kill()
+        kernel.wait()
+        assert until_gone(pids) == []
+        while rundir.is_alive():
+            time.sleep(0.01)
+        last = [event for event in events.read() if event.kind == "run"][-1]
+        assert (last.phase, last.outcome, last.reason) == (
+            "ended",
+            "stopped",
+            "the notebook's kernel was gone",
+        )
+        events.close()
+    finally:
+        os.killpg(kernel.pid, signal.SIGKILL) if children != "none" else kernel.kill()
+        kernel.wait()
+
+
+def until_started(root: Path):
+    store = RunStore(root)
+    end = time.monotonic() + 30
+    while not (runs := store.list()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return runs[0]

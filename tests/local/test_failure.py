@@ -1,0 +1,171 @@
+"""Ranks that fail: the cause is told, the others are ended, nothing is left."""
+
+from __future__ import annotations
+
+import signal
+
+RAISE = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("boom")
+time.sleep(300)
+"""
+
+
+def test_an_exception_on_one_rank_ends_the_others(start, protocol):
+    """B42, B57."""
+    run = start(RAISE, protocol=protocol)
+    assert run.end().outcome == "failed"
+    error = run.errors()[1]
+    assert (error.type, error.message, error.line, error.source) == (
+        "ValueError",
+        "boom",
+        5,
+        'raise ValueError("boom")',
+    )
+    assert "jupyter_ddp" not in error.traceback
+    ends = run.ends()
+    assert (ends[1].exit_code, ends[1].by_run) == (1, False)
+    assert (ends[0].signal, ends[0].by_run) == (signal.SIGTERM, True)
+
+
+def test_ranks_that_wait_in_a_collective_are_ended(start, protocol):
+    """B42: nobody waits for the collective's own timeout."""
+    cell = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=30))
+if dist.get_rank() == 1:
+    raise ValueError("loss became nan at step 12")
+dist.all_reduce(torch.ones(1))
+"""
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "failed"
+    first = min(run.errors().values(), key=lambda error: error.time)
+    assert (first.rank, first.message) == (1, "loss became nan at step 12")
+
+
+def test_ranks_that_ignore_sigterm_are_killed(start, protocol):
+    """B43."""
+    ignoring = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    run = start(ignoring + RAISE, protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert run.ends()[0].signal == signal.SIGKILL
+
+
+def test_siblings_that_fail_at_once_all_tell_their_own_error(start, protocol):
+    """B48: no launcher kills a sibling before it has spoken."""
+    run = start(
+        "import os\nraise RuntimeError('rank ' + os.environ['RANK'])", protocol=protocol, nproc_per_node=4
+    )
+    assert run.end().outcome == "failed"
+    assert {rank: error.message for rank, error in run.errors().items()} == {r: f"rank {r}" for r in range(4)}
+    assert all(error.traceback for error in run.errors().values())
+
+
+def test_os_exit_is_a_failure_whatever_the_code(start, protocol):
+    """B45, B86: a rank that ends without having finished its cell has failed."""
+    for code in (3, 0):
+        cell = f"import os, time\nprint('last words')\nif os.environ['RANK'] == '1': os._exit({code})\ntime.sleep(300)"
+        run = start(cell, protocol=protocol)
+        assert run.end().outcome == "failed"
+        assert (run.ends()[1].exit_code, run.ends()[1].by_run) == (code, False)
+        assert [run.text(rank) for rank in range(2)] == ["last words\n"] * 2
+
+
+def test_sys_exit(start, protocol):
+    """B27: 0 is a quiet end of that rank, anything else a failure with that code or text."""
+    quiet = start("import sys\nprint('before')\nsys.exit(0)", protocol=protocol)
+    assert quiet.end().outcome == "succeeded"
+    assert quiet.text(0) == "before\n"
+    code = start("import sys\nsys.exit(3)", protocol=protocol)
+    assert code.end().outcome == "failed"
+    assert (code.errors()[0].type, code.ends()[0].exit_code) == ("SystemExit", 3)
+    text = start("import sys\nsys.exit('bad data')", protocol=protocol)
+    assert text.end().outcome == "failed"
+    assert text.errors()[0].message == "bad data"
+
+
+def test_a_crash_is_told_with_its_signal_and_stack(start, protocol):
+    """B46."""
+    run = start(
+        "import ctypes, os, time\nif os.environ['RANK'] == '0': ctypes.string_at(0)\ntime.sleep(300)",
+        protocol=protocol,
+    )
+    assert run.end().outcome == "failed"
+    assert (run.ends()[0].signal, run.ends()[0].by_run) == (signal.SIGSEGV, False)
+    assert '"<distributed cell>", line 3' in run.stacks()[0]
+    assert "jupyter_ddp" not in run.stacks()[0]
+
+
+def test_mpi_abort_is_named(start):
+    cell = "from mpi4py import MPI\nimport time\nif MPI.COMM_WORLD.Get_rank() == 1: MPI.COMM_WORLD.Abort(7)\ntime.sleep(300)"
+    end = start(cell).end()
+    assert end.outcome in ("lost", "failed")
+    assert "rank 1 called MPI_Abort with error code 7" in end.reason
+
+
+def test_a_background_process_does_not_hold_the_run(start, protocol):
+    """B53: the run is over with its ranks; what they left is ended and named."""
+    run = start(
+        "import subprocess\nsubprocess.Popen(['sleep', '300'])\nprint('rank finished')", protocol=protocol
+    )
+    assert run.end().outcome == "succeeded"
+    assert "ranks left processes running; they were ended: sleep" in run.notes()
+
+
+def test_a_time_limit_shows_where_the_unfinished_ranks_are(start, protocol):
+    """B54."""
+    cell = """
+import os, time
+if os.environ["RANK"] == "1":
+    print("done")
+else:
+    while True:
+        time.sleep(0.01)
+"""
+    run = start(cell, protocol=protocol, timeout=1)
+    end = run.end()
+    assert (end.outcome, end.unfinished) == ("timeout", (0,))
+    assert '"<distributed cell>", line' in run.stacks()[0]
+    assert 1 not in run.stacks()
+
+
+def test_the_time_limit_holds_under_a_deadlock_in_c(start):
+    """B54: a rank that waits in gloo runs no Python, and is shown all the same."""
+    cell = """
+import os, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ["RANK"] != "0":
+    dist.barrier()
+else:
+    while True:
+        pass
+"""
+    run = start(cell, timeout=6)
+    end = run.end()
+    assert (end.outcome, end.unfinished) == ("timeout", (0, 1))
+    assert "barrier" in run.stacks()[1]
+    assert (
+        '"<distributed cell>", line 8' in run.stacks()[0] or '"<distributed cell>", line 7' in run.stacks()[0]
+    )
+
+
+def test_rank_0_may_end_long_before_others_make_a_new_group(start):
+    """The store lives in instance 0's launcher: it stays until the last rank of all instances has ended."""
+    cell = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if rank < 2:
+    dist.new_group([2, 3])
+    print("left")
+else:
+    time.sleep(5)
+    group = dist.new_group([2, 3])
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    print("sum", int(total))
+"""
+    run = start(cell, protocol="torchrun", instance_count=2)
+    assert run.end().outcome == "succeeded", run.errors()
+    assert [run.text(rank) for rank in range(4)] == ["left\n"] * 2 + ["sum 2\n"] * 2

@@ -1,0 +1,171 @@
+"""Hints: one sentence about an error whose cure is certain, and silence otherwise."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_ddp import hints
+from jupyter_ddp.hints import Facts, for_error, for_notebook_error
+
+NOTEBOOK = {"rates": [1], "_": 3, "In": [], "get_ipython": None}
+
+
+def hint(type_, message, **facts) -> str:
+    found = for_error(Facts(type=type_, message=message, names=NOTEBOOK, **facts))
+    assert len(found) <= 1
+    text = found[0] if found else ""
+    assert "\n" not in text
+    assert not text or text.endswith(".")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("push", "words"),
+    [
+        (None, "write --push rates."),
+        (("a", "b"), "write --push a,b,rates to add it."),
+        ((), "write --push rates instead of --no-push."),
+    ],
+)
+def test_a_name_that_the_notebook_has_is_pushed(push, words):
+    assert words in hint("NameError", "name 'rates' is not defined", push=push)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "_", "In", "get_ipython"])
+def test_a_name_that_cannot_be_pushed_gives_no_hint(name):
+    assert hint("NameError", f"name '{name}' is not defined") == ""
+
+
+def test_a_local_variable_without_a_value_is_no_missing_push():
+    assert (
+        hint(
+            "UnboundLocalError",
+            "cannot access local variable 'rates' where it is not associated with a value",
+        )
+        == ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_", "message", "facts", "words"),
+    [
+        (
+            "ValueError",
+            "Default process group has not been initialized, please make sure to call init_process_group.",
+            {},
+            "--init-process-group auto",
+        ),
+        (
+            "ValueError",
+            "trying to initialize the default process group twice!",
+            {"process_group": "gloo"},
+            "--init-process-group gloo has already made",
+        ),
+        (
+            "ValueError",
+            "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            {},
+            'init_process_group("gloo")',
+        ),
+        (
+            "ValueError",
+            "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            {"process_group": "nccl"},
+            "--init-process-group gloo",
+        ),
+        (
+            "RuntimeError",
+            "x",
+            {"traceback": "  notebook_launcher(train, num_processes=2)"},
+            "without notebook_launcher",
+        ),
+        ("EOFError", "EOF when reading a line", {}, "use the variable here"),
+        ("StdinNotImplementedError", "raw_input was called", {}, "use the variable here"),
+        (
+            "DistNetworkError",
+            "The server socket has failed to listen … port: 29500 … code: -98, name: EADDRINUSE, message: address already in use",
+            {},
+            "MASTER_PORT",
+        ),
+        ("OSError", "[Errno 98] Address already in use", {}, "MASTER_PORT"),
+    ],
+)
+def test_known_errors_have_known_cures(type_, message, facts, words):
+    assert words in hint(type_, message, **facts)
+
+
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        ("ValueError", "loss became nan"),
+        ("ValueError", "trying to initialize the default process group twice!"),
+        ("EOFError", "nobody can answer input() on a rank: set the value in the notebook"),
+        ("EOFError", "Compressed file ended before the end-of-stream marker was reached"),
+        ("ModuleNotFoundError", "No module named 'surely_nowhere_at_all'"),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("", ""),
+    ],
+)
+def test_nothing_is_said_when_nothing_is_certain(type_, message):
+    assert hint(type_, message) == ""
+
+
+def test_a_module_that_the_notebook_finds_is_named_with_its_directory(tmp_path, monkeypatch):
+    (tmp_path / "onlyhere.py").write_text("x = 1")
+    (tmp_path / "package_here").mkdir()
+    (tmp_path / "package_here" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("onlyhere", "package_here.sub", "package_here"):
+        text = hint("ModuleNotFoundError", f"No module named '{name}'")
+        assert f"--env PYTHONPATH={tmp_path}," in text
+    assert "onlyhere" not in sys.modules
+
+
+def test_memory_that_the_notebook_itself_holds_is_named(monkeypatch):
+    class Cuda:
+        is_initialized = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: 2)
+        memory_reserved = staticmethod(lambda number: [3 << 30, 0][number])
+
+    class Torch:
+        cuda = Cuda
+
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    text = hint("OutOfMemoryError", "CUDA out of memory.")
+    assert "3.0 GiB of GPU 0:" in text
+    assert "GPU 1" not in text
+
+
+def test_the_hints_of_a_run_come_from_its_first_cause():
+    failure = SimpleNamespace(type="NameError", message="name 'rates' is not defined", traceback="")
+    view = SimpleNamespace(failure=failure, protocol="torchrun", facts={"config": {"push": ["a"]}})
+    assert hints.for_failure(view, NOTEBOOK) == (
+        "rates is a variable of the notebook that was not sent to the ranks: write --push a,rates to add it.",
+    )
+    view.failure = None
+    assert hints.for_failure(view, NOTEBOOK) == ()
+
+
+def name_error(code):
+    try:
+        exec(code, {})
+    except NameError as error:
+        return error
+
+
+def test_a_name_that_the_ranks_made_is_pulled():
+    text = for_notebook_error(name_error("loss"), {"loss"})
+    assert text.startswith("loss was assigned on the ranks")
+    assert "--pull loss " in text
+    assert "--pull loss@all" in text
+    assert for_notebook_error(NameError("name 'loss' is not defined"), ["loss"]) == text
+
+
+def test_other_errors_of_the_notebook_give_no_hint():
+    assert for_notebook_error(name_error("lost"), {"loss"}) is None
+    assert for_notebook_error(name_error("def f():\n  print(loss); loss = 1\nf()"), {"loss"}) is None
+    assert for_notebook_error(ValueError("name 'loss' is not defined"), {"loss"}) is None
+    assert for_notebook_error(None, {"loss"}) is None
