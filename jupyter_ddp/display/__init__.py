@@ -191,6 +191,8 @@ class TerminalPublisher:
 
     def start(self, view: RunView) -> None:
         """Print what was started."""
+        if view.line:
+            self._print(view.line)
         self._say_status(view, self._clock())
 
     def feed(self, view: RunView, events: Iterable[Event], now: float) -> None:

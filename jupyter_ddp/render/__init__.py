@@ -104,7 +104,14 @@ def _is_idle(line: Line) -> bool:
     return line.open and not sgr.strip(line.text).strip()
 
 
+def _inherited(view: RunView) -> Iterator[_Row]:
+    """Yield the magic line that holds, when the cell's own line does not say all of it."""
+    if view.line:
+        yield _Row(view.line, None, 2)
+
+
 def _rows(view: RunView) -> Iterator[_Row]:
+    yield from _inherited(view)
     cut = view.lines.cut
     before = view.lines.before_cut[-1].order if view.lines.before_cut else 0
     for item in view.items():
@@ -121,7 +128,7 @@ def _rows(view: RunView) -> Iterator[_Row]:
 
 def _last_rows(view: RunView) -> list[_Row]:
     earlier, items = view.recent(LIVE_LINES, LIVE_DISPLAYS)
-    rows: list[_Row] = []
+    rows = list(_inherited(view))
     for item in items:
         if isinstance(item, DisplayView):
             rows += _display_rows(item)

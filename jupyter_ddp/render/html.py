@@ -45,6 +45,7 @@ def html(view: RunView, *, now: float, final: bool) -> str:
     """Return the HTML of a run: status, ranks, the last lines with the rich output at its place, failure, notes."""
     parts = [
         _status(view, now),
+        _tag("div", _tag("code", escape(view.line)), _MUTED) if view.line else "",
         _ranks(view, now, final=final),
         *_output(view, final=final),
         _failure(view, final=final),

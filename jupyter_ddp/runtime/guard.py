@@ -1,6 +1,6 @@
 """The guard of a local run: starts its agents, and sees to it that nothing outlives its owner or its agents.
 
-``python -m jupyter_ddp.runtime.guard <run directory> <lock descriptor> <pid of the owner>``, with the owner's pipe as
+``python -m jupyter_ddp.runtime.guard <run directory> <pid of the owner>``, with the owner's pipe as
 standard input (it only means "I live") and the doorbell as standard output. The owner is watched by its pid too: a
 child that it forked may hold the pipe open long after its death.
 
@@ -28,7 +28,7 @@ PATIENCE: Final = 0.5
 
 def main(arguments: list[str]) -> None:
     """Guard one run until nothing of it is left."""
-    run_dir, owner = Path(arguments[0]), int(arguments[2])
+    run_dir, owner = Path(arguments[0]), int(arguments[1])
     spec = json.loads((run_dir / "spec.json").read_bytes())
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -144,9 +144,8 @@ class StreamTail:
                 data = _whole_characters(data)
             if not data:
                 break
-            self._allowance = max(
-                -FLOOD_RATE, self._allowance - len(data)
-            )  # a second after a flood it is over
+            # The debt is bounded: a second after a flood, however long, text comes again.
+            self._allowance = max(-FLOOD_RATE, self._allowance - len(data))
             log.add(
                 OutEvent,
                 rank=self._rank,

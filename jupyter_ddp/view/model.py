@@ -176,6 +176,12 @@ class RunView:
         """How many bytes of the ranks' text have not come though later ones have."""
         return sum(seen.missing for seen in self.reading.offsets.values())
 
+    @property
+    def line(self) -> str:
+        """The magic line that holds, when it is not the one that stands in the cell: it marks what came from where."""
+        line = self.facts.get("line")
+        return line if isinstance(line, str) else ""
+
     def shown(self, rank: int) -> bool:
         """Tell whether a rank's lines are kept."""
         return self.show is None or rank in self.show

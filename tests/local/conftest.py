@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from jupyter_ddp.backends import _machine
-from jupyter_ddp.backends.local import LocalBackend, new_attempt
+from jupyter_ddp.backends.local import LocalBackend
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.events import ErrorEvent, Event, NoteEvent, OutEvent, RankEvent, RunEvent, StacksEvent
-from jupyter_ddp.rundir import EventReader, RunStore
+from jupyter_ddp.rundir import EventReader, RunStore, new_attempt
 from jupyter_ddp.runtime.process import table
 
 LIMIT = 60.0

@@ -202,4 +202,4 @@ def test_ranks_that_do_not_start_in_time_are_named(start, use_mpirun, tmp_path):
     use_mpirun(str(script), "openmpi5")
     end = start("1", start_timeout=0.5).end()
     assert end.outcome == "lost"
-    assert end.reason == "rank 0, 1 did not start within 0.5 s"
+    assert end.reason == "ranks 0, 1 did not start within 0.5 s"
