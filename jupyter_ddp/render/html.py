@@ -198,7 +198,10 @@ def _failure(view: RunView, *, final: bool) -> str:
         parts.append(_tag("div", escape(place) + (f": <code>{escape(source)}</code>" if source else "")))
     if failure.traceback and final:
         # Folded: the error that the cell raises shows it too, right below.
-        inner = _tag("summary", "traceback") + _block(sgr.to_html(failure.traceback.strip("\n")))
+        what = (
+            "traceback" if failure.type else "where it was" if failure.rank is not None else "where they were"
+        )
+        inner = _tag("summary", what) + _block(sgr.to_html(failure.traceback.strip("\n")))
         parts.append(_tag("details", inner, "margin:6px 0"))
     parts += [_tag("div", escape(text), _MUTED) for text in failure.consequences()]
     return _tag("div", "".join(parts), _BOX)

@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -141,16 +142,23 @@ class Agent:
     def _read(self, channel: Channel) -> None:
         try:
             for message in channel.receive():
-                if message is None:
+                if message is None or not self._understands(channel, message):
                     text = "a message was not understood"
                     self._log.add(NoteEvent, rank=channel.rank, level="warning", text=text)
-                else:
-                    self._on_message(channel, message)
         except WireError as error:
             text = f"a connection was closed: {error}"
             self._log.add(NoteEvent, rank=channel.rank, level="warning", text=text)
         if channel.closed and channel.role == "agent":
             self._lost_agent(channel.node or 0)
+
+    def _understands(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Take in a message; a field that is missing or of a wrong type must not end the agent."""
+        try:
+            self._on_message(channel, message)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            traceback.print_exc()  # in the agent's own log
+            return False
+        return True
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> None:
         if not channel.role:

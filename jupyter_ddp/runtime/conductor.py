@@ -82,6 +82,7 @@ class Conductor:
         self._end_by: float | None = None
         self._flush_by: float | None = None
         self._verdict: Verdict | None = None
+        self._told = False  # a rank has told an exception
         self._launched = False
         self._aborted = False
         self._abort_grace = FAILURE_GRACE
@@ -158,6 +159,7 @@ class Conductor:
         self._unfinished.discard(message["rank"])
 
     def _on_failed(self, message: dict[str, Any], now: float) -> None:
+        self._told = self._told or bool(message.get("told"))
         self._fail(Verdict("failed", message.get("text", "")), now)
 
     def _on_launcher(self, message: dict[str, Any], now: float) -> None:
@@ -174,7 +176,7 @@ class Conductor:
             self._try += 1
             self._order({"op": "launch", "try": self._try})
             return
-        if self._verdict is None or self._abort_at is not None:
+        if self._verdict is None or (self._abort_at is not None and not self._told):
             self._verdict = None  # ranks that die of their launcher's death are not the cause
             self._fail(Verdict("lost", message["text"]), now, linger=0)
 

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from jupyter_ddp.runtime.agent import Agent
-from jupyter_ddp.runtime.process import become_subreaper, die_with_parent, is_alive, kill_all, reap
+from jupyter_ddp.runtime.process import (
+    become_subreaper,
+    die_with_parent,
+    is_alive,
+    kill_all,
+    raise_file_limit,
+    reap,
+)
 
 PATIENCE: Final = 0.5
 """Seconds in which agents end by themselves, with their logs, before the guard ends everything."""
@@ -30,6 +37,7 @@ def main(arguments: list[str]) -> None:
     """Guard one run until nothing of it is left."""
     run_dir, owner = Path(arguments[0]), int(arguments[1])
     spec = json.loads((run_dir / "spec.json").read_bytes())
+    spec["file_limit"] = raise_file_limit()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -7,10 +7,11 @@ import os
 import re
 import signal
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.launchers import WORKER, mpirun_command, torchrun_command
-from jupyter_ddp.runtime.process import MARKER, die_with_parent, reap, signal_name
+from jupyter_ddp.runtime.process import MARKER, die_with_parent, reap, restore_file_limit, signal_name
 from jupyter_ddp.runtime.record import read_text
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Launcher:
         self.command = self._command(port)
         if not self.command:
             return None
-        agent = os.getpid()
+        become = partial(_become_launcher, os.getpid(), self._spec.get("file_limit"))
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             process = subprocess.Popen(
@@ -71,7 +72,7 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(agent),  # noqa: PLW1509 - the agent has one thread
+                preexec_fn=become,  # noqa: PLW1509 - the agent has one thread
             )
         except OSError as error:
             return f"{self.command[0]} could not be started: {error}"
@@ -138,3 +139,11 @@ class Launcher:
         lines = [line for line in text.splitlines() if not _NOISE.match(line)][-TAIL_LINES:]
         said = "; it said:\n" + "\n".join(lines) if lines else ""
         return f"{self._spec['protocol']} {how} before its ranks had finished{said}"
+
+
+def _become_launcher(agent: int, file_limit: int | None) -> None:
+    """Between fork and exec: die with the agent, and be as a process that the user's shell starts."""
+    die_with_parent(agent)
+    restore_file_limit(file_limit)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

@@ -37,6 +37,30 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
             os._exit(1)
 
 
+def raise_file_limit() -> int | None:
+    """Allow this process as many open files as it may have; return the soft limit before, None where there is none.
+
+    An agent has four for each of its ranks.
+    """
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
+def restore_file_limit(soft: int | None) -> None:
+    """Undo `raise_file_limit`: programs that use select cannot live with descriptors above 1023."""
+    if soft is not None:
+        import resource
+
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process. Nothing happens on macOS."""
     if _LINUX:

@@ -68,6 +68,7 @@ class Ranks:
         first = node * spec["nproc"]
         self._records = {rank: RankRecord(run_dir, rank) for rank in range(first, first + spec["nproc"])}
         self._cell = {**spec["cell"], "env": {**spec["cell"].get("env", {}), **spec["node_env"][node]}}
+        self._cell_lines = [spec["cell"]["magic"], *spec["cell"]["source"].splitlines()]
         self._run_dir = run_dir
         self._log = log
         self._report = report
@@ -142,7 +143,7 @@ class Ranks:
             self._report(op="running", rank=record.rank)
         elif kind is ErrorEvent and not record.failed:
             record.failed = True
-            self._report(op="failed", rank=record.rank)
+            self._report(op="failed", rank=record.rank, told=True)
 
     # text
 
@@ -251,5 +252,5 @@ class Ranks:
             self._add_stack(rank, read_text(self._run_dir / f"rank{rank}.stacks", start))
 
     def _add_stack(self, rank: int, text: str) -> None:
-        if cleaned := clean(text).strip():
+        if cleaned := clean(text, self._cell_lines).strip():
             self._log.add(StacksEvent, rank=rank, text=cleaned)

@@ -79,7 +79,25 @@ def test_ranks_that_ignore_signals_are_killed(start, protocol):
 
 
 def test_a_rank_that_is_stuck_in_c_gets_sigterm(start):
-    """B50: in a collective no Python runs that could hear."""
+    """B50: while C code runs no Python does that could hear."""
+    cell = """
+import collections, itertools, os, time
+print("here", flush=True)
+if os.environ["RANK"] == "0":
+    collections.deque(itertools.repeat(0), maxlen=0)
+time.sleep(300)
+"""
+    run = start(cell)
+    run.until_said("here")
+    time.sleep(0.2)  # by now it is in C
+    run.job.send("interrupt")
+    assert run.end().outcome == "interrupted"
+    assert run.ends()[0].signal == signal.SIGTERM
+    assert run.errors()[1].type == "KeyboardInterrupt"
+
+
+def test_ranks_in_a_collective_are_freed_or_ended(start, protocol):
+    """B50: a rank that waits in gloo hears nothing until its partner goes."""
     cell = """
 import os, time, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -88,12 +106,11 @@ if os.environ["RANK"] == "0":
     dist.barrier()
 time.sleep(300)
 """
-    run = start(cell)
+    run = start(cell, protocol=protocol)
     run.until_said("here")
-    time.sleep(0.5)  # by now it is in the barrier
+    time.sleep(0.2)
     run.job.send("interrupt")
     assert run.end().outcome == "interrupted"
-    assert run.ends()[0].signal == signal.SIGTERM
     assert run.errors()[1].type == "KeyboardInterrupt"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 
 import pytest
@@ -203,3 +204,21 @@ def test_ranks_that_do_not_start_in_time_are_named(start, use_mpirun, tmp_path):
     end = start("1", start_timeout=0.5).end()
     assert end.outcome == "lost"
     assert end.reason == "ranks 0, 1 did not start within 0.5 s"
+
+
+def test_a_rank_is_as_a_process_that_the_users_shell_starts(start, protocol):
+    """Signals are not ignored, limits not changed, no descriptor of ours is open in what it starts."""
+    cell = """
+import json, os, resource, signal, subprocess, sys
+program = '''
+import os, signal
+ignored = [n for n in ("SIGINT", "SIGTERM", "SIGHUP") if signal.getsignal(getattr(signal, n)) == signal.SIG_IGN]
+print(ignored, sorted(fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")))
+'''
+print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "succeeded", run.errors()
+    assert run.text(0).split("\n")[0] == "[] [0, 1, 2]"
+    assert run.text(0).split("\n")[2] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
