@@ -100,7 +100,7 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
     content = container.Container(head, pickler.pickles(), pickler.buffers)
     total = container.layout(head, content.pickles, content.buffers)[2]
     items = tuple(
-        CaptureItem(name, describe(namespace[name]), sizes[name], _how(namespace[name], helpers))
+        CaptureItem(name, describe(namespace[name]), sizes[name], _how(pickler, namespace[name], helpers))
         for name in names
     )
     report = CaptureReport(items, (*pickler.notes, *_stale(helpers)), total, tuple(sorted(helpers)))
@@ -170,7 +170,9 @@ def _definitions(pickler: PayloadPickler, namespace: dict[str, Any]) -> list[tup
     return table
 
 
-def _how(value: Any, helpers: Mapping[str, object]) -> str:  # noqa: ANN401 - any object
+def _how(pickler: PayloadPickler, value: Any, helpers: Mapping[str, object]) -> str:  # noqa: ANN401 - any object
+    if pickler.is_own(value):
+        return "import"
     if not isinstance(value, types.ModuleType):
         return "value"
     return "source" if value.__name__ in helpers else "import"

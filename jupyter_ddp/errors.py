@@ -11,6 +11,8 @@
     ├── LaunchError           this machine cannot start the run; nothing was started
     ├── RunNotFoundError      no run, or more than one, has this id or name
     └── DistributedError      a run ended badly; ``.result`` says how
+    KeyboardInterrupt
+    └── RunInterrupt          a run was interrupted and is over; ``.result`` has what it left
 
 Each message says what happened, to which rank or variable, and what to do. In a notebook the errors show
 their message alone: frames of this package would only hide it.
@@ -112,3 +114,26 @@ class DistributedError(JupyterDDPError):
 
     def __reduce__(self) -> tuple[type[DistributedError], tuple[str, DistributedResult | None]]:
         return type(self), (str(self), self.result)
+
+
+class RunInterrupt(KeyboardInterrupt):
+    """The run was interrupted; its ranks have ended, and what they said is on the screen.
+
+    Front ends, and what drives notebooks, look for a KeyboardInterrupt by name: this one goes by that name too.
+
+    Attributes:
+        result: The `DistributedResult` of what there was.
+    """
+
+    def __init__(self, result: DistributedResult) -> None:
+        super().__init__(f"run {result.run_id} was interrupted")
+        self.result = result
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+    def __reduce__(self) -> tuple[type[RunInterrupt], tuple[DistributedResult]]:
+        return type(self), (self.result,)
+
+
+RunInterrupt.__name__ = "KeyboardInterrupt"

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -34,8 +35,8 @@ class Facts:
         traceback: Its traceback as text.
         names: The notebook's namespace.
         push: What ``--push`` named, None when it was not given.
+        sent: The variables that were sent, None when that is not known.
         process_group: What ``--init-process-group`` said.
-        protocol: The launcher.
     """
 
     type: str
@@ -43,8 +44,8 @@ class Facts:
     traceback: str = ""
     names: Mapping[str, Any] | None = None
     push: tuple[str, ...] | None = None
+    sent: tuple[str, ...] | None = None
     process_group: str | None = None
-    protocol: str = "torchrun"
 
 
 def for_failure(view: RunView, namespace: Mapping[str, Any]) -> tuple[str, ...]:
@@ -53,16 +54,17 @@ def for_failure(view: RunView, namespace: Mapping[str, Any]) -> tuple[str, ...]:
     if failure is None or not failure.type:
         return ()
     config = view.facts.get("config", {})
-    push = config.get("push")
+    push, sent = config.get("push"), view.facts.get("sent")
+    has_line = not str(view.facts.get("source", "")).startswith("#")  # a function's run has none
     return for_error(
         Facts(
             type=failure.type.rpartition(".")[2],
             message=failure.message,
             traceback=failure.traceback,
-            names=namespace,
+            names=namespace if has_line else None,
             push=None if push is None else tuple(push),
+            sent=None if sent is None else tuple(sent),
             process_group=config.get("init_process_group"),
-            protocol=view.protocol,
         )
     )
 
@@ -80,9 +82,12 @@ def _missing_variable(facts: Facts) -> str | None:
     name = found[1]
     if name not in (facts.names or {}) or name in _NOT_SENT or name.startswith("_"):
         return None
-    wanted = ",".join([*(facts.push or ()), name])
-    instead = "" if facts.push is None else (" instead of --no-push" if not facts.push else " to add it")
-    return f"{name} is a variable of the notebook that was not sent to the ranks: write --push {wanted}{instead}."
+    what = f"{name} is a variable of the notebook that was not sent to the ranks"
+    if facts.push is None and facts.sent is None:
+        return f"{what}: write --push with it and all others that the cell uses; what it does not name stays here."
+    before = facts.sent or () if facts.push is None else facts.push
+    instead = " to add it" if before else " instead of --no-push" if facts.push is not None else ""
+    return f"{what}: write --push {','.join([*before, name])}{instead}."
 
 
 def _no_process_group(facts: Facts) -> str | None:
@@ -121,28 +126,36 @@ def _input(facts: Facts) -> str | None:
     return "Nobody can type into a rank: ask in a cell of the notebook, and use the variable here."
 
 
+def _debugger(facts: Facts) -> str | None:
+    if facts.type != "BdbQuit":
+        return None
+    return "Nobody can talk to a debugger on a rank: print what you want to see, or run the code in the notebook."
+
+
 def _missing_module(facts: Facts) -> str | None:
     found = _NO_MODULE.search(facts.message)
     if facts.type not in _MODULE_MISSING or not found:
         return None
     name = found[1]
-    where = _module_directory(name.partition(".")[0])
+    if "." in name:  # the package itself was found: what it lacks there is not known here
+        return None
+    where = _module_directory(name)
     if where is None:
         if name == "mpi4py":
             return "This kernel's Python has no mpi4py: run %pip install mpi4py in a cell of the notebook."
         return None
-    how = f"write --env PYTHONPATH={where}, or put that directory on sys.path in the cell"
+    how = f"write --env {shlex.quote(f'PYTHONPATH={where}')}, or put that directory on sys.path in the cell"
     return f"The notebook finds {name} in {where}, and the ranks do not look there: {how}."
 
 
 def _module_directory(name: str) -> str | None:
-    """Return the directory in which the notebook finds a top-level module; nothing is imported for it."""
+    """Return the directory in which the notebook finds a top-level module, absolute; nothing is imported for it."""
     spec = None
     with contextlib.suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin or not os.path.isfile(spec.origin):  # noqa: PTH113 - a loader's text
         return None
-    above = os.path.dirname(spec.origin)  # noqa: PTH120
+    above = os.path.dirname(os.path.abspath(spec.origin))  # noqa: PTH100, PTH120
     return os.path.dirname(above) if spec.submodule_search_locations else above  # noqa: PTH120
 
 
@@ -175,6 +188,7 @@ _HINTS: Final[tuple[Callable[[Facts], str | None], ...]] = (
     _nccl_without_gpu,
     _notebook_launcher,
     _input,
+    _debugger,
     _missing_module,
     _address_in_use,
     _gpu_held_by_notebook,

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.errors import RunNotFoundError
-from jupyter_ddp.events import RunEvent, decode
+from jupyter_ddp.logend import log_state
 from jupyter_ddp.run import Run
 from jupyter_ddp.rundir import RunDirectory, RunStore
 from jupyter_ddp.settings import SETTINGS
-from jupyter_ddp.transcript import join, read_events, read_lines
-from jupyter_ddp.words import duration_text
+from jupyter_ddp.transcript import read_end, text_size
+from jupyter_ddp.words import duration_text, size_text, table_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-_END_OF_LOG: Final = 64 << 10
 SHOWN: Final = 20
 """Runs that a list shows."""
 
@@ -31,7 +29,7 @@ class Row:
     Attributes:
         id: The run's id.
         name: Its label, "" without one.
-        state: A phase while it lives, else how it ended.
+        state: A phase while it lives, else how it ended; ``pruned`` when only what its ranks kept is left.
         alive: Whether somebody keeps it.
         protocol: The launcher.
         ranks: The number of ranks, ``4`` or ``2 x 4``.
@@ -57,46 +55,21 @@ _COLUMNS: Final = ("id", "name", "state", "protocol", "ranks", "started", "durat
 def row(run: RunDirectory, now: float) -> Row:
     """Return a run's row. Reads its facts and the end of its log only, however long that is."""
     facts = run.facts()
-    alive = run.is_alive()
-    phase, ended = _last_word(run)
+    state = log_state(run)
     created = float(facts.get("created") or now)
     nnodes, nproc = facts.get("nnodes", 1), facts.get("nproc", 0)
-    took = (ended if ended is not None else now) - created
+    took = (now if state.ended is None else state.ended) - created
     return Row(
         id=run.run_id,
         name=str(facts.get("name") or ""),
-        state=phase if alive or ended is not None else "lost",
-        alive=alive,
+        state=state.word,
+        alive=state.alive,
         protocol=str(facts.get("protocol", "")),
         ranks=f"{nnodes} x {nproc}" if nnodes != 1 else str(nproc),
         started=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-        duration=duration_text(took) if alive or ended is not None else "",
+        duration=duration_text(took) if state.alive or state.ended is not None else "",
         where=f"{facts.get('backend', '')}, kernel {facts.get('pid', '?')}",
     )
-
-
-def _last_word(run: RunDirectory) -> tuple[str, float | None]:
-    """Return the phase or outcome that the log's end tells, and when the run ended."""
-    try:
-        with (run.path / "node-0.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _END_OF_LOG))
-            lines = file.read().splitlines()
-    except OSError:
-        return "starting", None
-    for line in reversed(lines):
-        event = decode(line)
-        if isinstance(event, RunEvent):
-            over = event.phase == "ended"
-            return (event.outcome or event.phase, event.time) if over else (event.phase, None)
-    return "running", None
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text in aligned columns, the first row being the head."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def runs_text(found: Sequence[RunDirectory], root: Path, now: float) -> str:
@@ -106,7 +79,7 @@ def runs_text(found: Sequence[RunDirectory], root: Path, now: float) -> str:
     cells = [[getattr(row(run, now), column) for column in _COLUMNS] for run in found[:SHOWN]]
     rest = len(found) - SHOWN
     more = f"\n… and {rest} older in {root}" if rest > 0 else ""
-    return table([_COLUMNS, *cells]) + more
+    return table_text([_COLUMNS, *cells]) + more
 
 
 def alive(store: RunStore) -> list[RunDirectory]:
@@ -149,14 +122,15 @@ def log_text(run: RunDirectory, rank: int | None, limit: int) -> str:
     if rank is not None and rank >= world_size:
         have = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
         raise RunNotFoundError(f"run {run.run_id} has {have}: there is no rank {rank}.")
-    text = join(read_lines(run.path, read_events(run.path), rank=rank), labelled=rank is None)
+    text, more = read_end(run, limit, rank=rank)
+    if not text and log_state(run).word == "pruned":
+        return f"The record of run {run.run_id} was pruned; what its ranks kept is in {run.path}."
     if not text:
         return f"Nothing was written; the run's directory is {run.path}."
-    if len(text) <= limit:
-        return text.rstrip("\n")
-    last = text[-limit:].partition("\n")[2]
-    left = text.count("\n") - last.count("\n")
-    return f"… {left:,} earlier lines are left out; all are in {run.path}\n{last}".rstrip("\n")
+    if more:
+        written = size_text(text_size(run.path, rank))
+        text = f"… this is the end of {written} of text; all of it is in {run.path}\n{text}"
+    return text.rstrip("\n")
 
 
 def runs(root: Path | str | None = None) -> list[Run]:

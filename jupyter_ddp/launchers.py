@@ -120,6 +120,18 @@ def mpirun_command(
     return [*command, *program]
 
 
+def session_environment(flavour: str | None, directory: str) -> dict[str, str]:
+    """Return what makes an mpirun keep its files, and the memory that its ranks share, in a directory of the run.
+
+    In the common ones, what a killed mpirun leaves stays for ever, and stops a later one that gets its pid.
+    """
+    if flavour == "openmpi5":
+        return {"PRTE_MCA_prte_tmpdir_base": directory, "OMPI_MCA_btl_sm_backing_directory": directory}
+    if flavour == "openmpi4":
+        return {"OMPI_MCA_orte_tmpdir_base": directory, "OMPI_MCA_btl_vader_backing_directory": directory}
+    return {}
+
+
 def mpi_flavour(version_text: str) -> str | None:
     """Return the flavour of an mpirun by what ``mpirun --version`` prints, or None for one that is not supported."""
     if found := re.search(r"(?:\(Open MPI\)|Open MPI|OpenRTE\))\s+v?(\d+)\.", version_text):

@@ -8,15 +8,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.errors import RunNotFoundError
-from jupyter_ddp.transcript import join, read_events, read_lines, text_size
+from jupyter_ddp.rundir import RunDirectory
+from jupyter_ddp.transcript import join, read_all, text_size
 from jupyter_ddp.view.summary import STATE_WORDS, elapsed
-from jupyter_ddp.words import count_text, duration_text, signal_name
+from jupyter_ddp.words import count_text, duration_text, signal_name, table_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from jupyter_ddp.events import Event
     from jupyter_ddp.view import RankView, RunView
     from jupyter_ddp.view.failure import RankFailure
     from jupyter_ddp.view.terminal import Line
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EAGER_BYTES: Final = 1_000_000
 """Text up to this size is taken into the result at once; more is read from the run directory when it is asked for."""
 _MOST_ROWS: Final = 32
+_COLUMNS: Final = ("rank", "state", "exit", "time", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,13 @@ class _Texts:
         if self.ranks is not None:
             return self.ranks.get(rank, ("", "", ""))
         self._check()
-        return _split(list(read_lines(self.run_dir, read_events(self.run_dir), rank=rank)))
+        return _split(list(read_all(RunDirectory(self.run_dir), rank=rank)))
 
     def whole(self) -> str:
         if self.ranks is not None:
             return self.all
         self._check()
-        return join(read_lines(self.run_dir, read_events(self.run_dir)), labelled=True)
+        return join(read_all(RunDirectory(self.run_dir)), labelled=True)
 
     def _check(self) -> None:
         if not self.run_dir.is_dir():
@@ -143,7 +144,7 @@ class DistributedResult:
         ranks: One `RankResult` a rank.
         files: Files that the run kept, and where.
         failure: The first cause of a bad end, or None.
-        message: What a `DistributedError` about it says.
+        message: What a `DistributedError` about it says, "" when it succeeded.
     """
 
     ok: bool
@@ -174,15 +175,10 @@ class DistributedResult:
         return self.ranks[rank].text
 
     def __repr__(self) -> str:
-        rows = [("rank", "state", "exit", "time", "error"), *(_cells(r) for r in self.ranks[:_MOST_ROWS])]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = [self._head(), table_text([_COLUMNS, *map(_cells, self.ranks[:_MOST_ROWS])])]
         if self.world_size > _MOST_ROWS:
-            table.append(f"… {count_text(self.world_size - _MOST_ROWS, 'more rank')}")
-        return "\n".join([self._head(), *table])
+            lines.append(f"… {count_text(self.world_size - _MOST_ROWS, 'more rank')}")
+        return "\n".join(lines)
 
     def _head(self) -> str:
         pulled = f" · pulled: {', '.join(self.pulled)}" if self.pulled else ""
@@ -193,8 +189,7 @@ class DistributedResult:
         )
 
     def _repr_html_(self) -> str:
-        names = ("rank", "state", "exit", "time", "error")
-        head = "".join(f"<th>{name}</th>" for name in names)
+        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
         rows = "".join(
             "<tr>"
             + "".join(f'<td style="text-align:left">{escape(cell)}</td>' for cell in _cells(rank))
@@ -217,7 +212,6 @@ def _cells(rank: RankResult) -> tuple[str, str, str, str, str]:
 def build(
     view: RunView,
     run_dir: Path,
-    events: Iterable[Event] | None = None,
     pulled: Mapping[str, Any] | None = None,
     values: Sequence[Any] | Mapping[int, Any] | None = None,
     *,
@@ -229,13 +223,12 @@ def build(
     Args:
         view: The fold of its events.
         run_dir: Its directory.
-        events: Its events, if they are at hand; else its logs are read.
         pulled: The values that were brought back, by name.
         values: The values of the cell's last expression, by rank.
         files: Files that the run kept.
         message: What a `DistributedError` about it says.
     """
-    texts = _take_texts(run_dir, events)
+    texts = _take_texts(run_dir)
     by_rank = values if isinstance(values, Mapping) else dict(enumerate(values or ()))
     return DistributedResult(
         ok=view.ok,
@@ -254,12 +247,12 @@ def build(
     )
 
 
-def _take_texts(run_dir: Path, events: Iterable[Event] | None) -> _Texts:
+def _take_texts(run_dir: Path) -> _Texts:
     if text_size(run_dir) > EAGER_BYTES:
         return _Texts(run_dir)
     lines: dict[int, list[Line]] = {}
     everything = []
-    for line in read_lines(run_dir, read_events(run_dir) if events is None else events):
+    for line in read_all(RunDirectory(run_dir)):
         lines.setdefault(line.rank, []).append(line)
         everything.append(line)
     ranks = {rank: _split(of_rank) for rank, of_rank in lines.items()}

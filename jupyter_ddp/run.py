@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_ddp import result as results
 from jupyter_ddp.bundles import load_bundle
 from jupyter_ddp.config import parse_pull
-from jupyter_ddp.errors import ValueTravelError
+from jupyter_ddp.errors import UsageError, ValueTravelError
 from jupyter_ddp.events import DisplayEvent, Event, RunEvent, ValueEvent
+from jupyter_ddp.logend import log_state
 from jupyter_ddp.render import failure_text
 from jupyter_ddp.rundir import EventReader, RunDirectory
 from jupyter_ddp.values import load_value
@@ -50,7 +51,8 @@ class Run:
         self._pulled: tuple[dict[str, Any], tuple[str, ...]] | None = None
 
     def __repr__(self) -> str:
-        return f"<Run {self.id} {self.status}>"
+        name = f" {self.name}" if self.name else ""
+        return f"<Run {self.id}{name}: {log_state(self._rundir).word}>"
 
     @property
     def id(self) -> str:
@@ -87,16 +89,19 @@ class Run:
             timeout: Seconds; 0 only looks.
             wake: A descriptor that ends the waiting when it becomes readable.
         """
+        ended = self._ended()  # also takes in the ring: what comes after it is told by another one
         events = self._take()
         if events or self.over:
             return events
-        ended = self._job.poll() if self._job is not None else self._ended_elsewhere()
         if ended:
-            return self._take() or self._last_events(ended)
+            return self._last_events(ended)
         bell = self._job.fileno() if self._job is not None else None
-        descriptors = [fd for fd in (bell, wake) if fd is not None]
         if timeout > 0:
-            select.select(descriptors, [], [], timeout if bell is not None else min(timeout, POLL))
+            waiting = select.poll()
+            for descriptor in (bell, wake):
+                if descriptor is not None:
+                    waiting.register(descriptor, select.POLLIN)
+            waiting.poll(1000 * (timeout if bell is not None else min(timeout, POLL)))
         return self._take()
 
     def result(self, timeout: float | None = None) -> DistributedResult:
@@ -118,11 +123,15 @@ class Run:
         What comes back is named at launch (``--pull``).
 
         Raises:
+            UsageError: `what` is not one name.
             ValueTravelError: It was not named, the run is not that far, or the value could not travel.
         """
         while self.pump(0):
             pass
-        (pull,) = parse_pull(what)
+        pulls = parse_pull(what)
+        if len(pulls) != 1:
+            raise UsageError(f"pull takes one name, as 'loss' or 'loss@all', not {what!r}.")
+        (pull,) = pulls
         if pull.rank == "all":
             return [self._load(pull.name, rank) for rank in range(self.view.world_size)]
         return self._load(pull.name, int(pull.rank))
@@ -139,9 +148,16 @@ class Run:
                 try:
                     values[pull.name] = self.pull(str(pull))
                 except ValueTravelError as error:
-                    notes.append(str(error))
+                    if not self._told(pull.name):
+                        notes.append(str(error))
             self._pulled = values, tuple(notes)
         return self._pulled
+
+    def _told(self, name: str) -> bool:
+        """Tell whether a rank has said itself why a value did not come."""
+        return any(
+            event.note for (_, told), event in self._values.items() if told == name and event.file is None
+        )
 
     def interrupt(self) -> bool:
         """Interrupt the ranks as ■ does; tell whether the run heard."""
@@ -161,10 +177,9 @@ class Run:
             self._job.kill()
 
     def close(self) -> None:
-        """Let go of the run's process and files. A run of this kernel that still lives ends."""
-        self._reader.close()
+        """Let go of the run. One that this object has started and that is not over ends."""
         if self._job is not None:
-            self._job.close()
+            self._job.close(over=self.over)
 
     def _send(self, command: str) -> bool:
         if self._job is None:
@@ -174,7 +189,9 @@ class Run:
             return backend.attach(self._rundir).send(command)
         return self._job.send(command)
 
-    def _ended_elsewhere(self) -> str | None:
+    def _ended(self) -> str | None:
+        if self._job is not None:
+            return self._job.poll()
         return None if self._rundir.is_alive() else "the agents have ended"
 
     def _take(self) -> list[Event]:
@@ -196,9 +213,8 @@ class Run:
             self._nodes_left.clear()
             return []
         self._salvaged = True
-        wait_gone = getattr(self._job, "wait_gone", None)
-        if wait_gone is not None:
-            wait_gone()
+        if self._job is not None:
+            self._job.wait_gone()
         self._rundir.salvage(f"{ended} without a word: they were killed")
         return self._take()
 

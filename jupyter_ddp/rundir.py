@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -170,13 +169,42 @@ class RunDirectory:
             for event in batch:
                 latest[event.node] = max(event.time, latest.get(event.node, event.time))
                 found.append((latest[event.node], event))
-        reader.close()
         return [event for _, event in sorted(found, key=operator.itemgetter(0))]
 
     def kept_files(self) -> list[str]:
-        """Return the paths of what ranks left in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and the run's own checkpoints."""
+        """Return the paths of what ranks left in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and the directory of checkpoints.
+
+        Of a directory of checkpoints that the user has named, the files that are newer than the run.
+        """
         found = [path for name in KEPT for path in (self.path / name).rglob("*") if path.is_file()]
+        named = self.facts().get("checkpoints")
+        if isinstance(named, str):
+            files = (path for path in Path(named).rglob("*") if path.is_file())
+            found += [path for path in files if path.stat().st_mtime >= self.created]
         return sorted(map(str, found))
+
+    def drop_payload(self, above: int) -> None:
+        """Remove the notebook's variables, if they have more bytes than `above`."""
+        with contextlib.suppress(OSError):
+            if self.payload.stat().st_size > above:
+                self.payload.unlink()
+
+    def has_record(self) -> bool:
+        """Tell whether there is more of this run than its facts and files that its ranks left on purpose."""
+        others = any(path.name not in (*KEPT, "run.json") for path in self.path.iterdir())
+        return others or not self.kept_files()
+
+    def remove_record(self) -> None:
+        """Remove the run, or all but its facts and the files that its ranks left on purpose, if there are any."""
+        if not self.kept_files():
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for entry in list(os.scandir(self.path)):
+            if entry.is_dir(follow_symlinks=False) and entry.name not in KEPT:
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name not in (*KEPT, "run.json"):
+                with contextlib.suppress(OSError):
+                    Path(entry.path).unlink()
 
     def text(self, rank: int, stream: str = "stdout") -> str:
         """Return everything that a rank wrote to a stream, as it wrote it."""
@@ -210,12 +238,6 @@ class EventReader:
                     self._with_text(event) if isinstance(event, OutEvent) and event.text is None else [event]
                 )
         return found
-
-    def close(self) -> None:
-        """Close the files."""
-        for log in self._logs or ():
-            log.close()
-        self._logs = None
 
     def _with_text(self, event: OutEvent) -> list[OutEvent]:
         """Return a flood's event as two: what is only counted, and the end, with its text."""
@@ -258,32 +280,28 @@ def _first_whole(data: bytes) -> int:
 
 
 class _LogTail:
-    """Whole lines of one growing file."""
+    """Whole lines of one growing file. It is open only while it is read: readers come and go, and are forgotten."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd: int | None = None
+        self._offset = 0
         self._rest = b""
 
     def lines(self) -> list[bytes]:
-        if self._fd is None:
+        """Return the lines that are new, at most about a megabyte of them."""
+        lines: list[bytes] = []
+        while not lines:
             try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                with self._path.open("rb", buffering=0) as file:
+                    file.seek(self._offset)
+                    data = file.read(READ_SIZE)
             except OSError:
                 return []
-        pieces = [self._rest]
-        while data := os.read(self._fd, READ_SIZE):
-            pieces.append(data)
-            if b"\n" in data:
-                *lines, self._rest = b"".join(pieces).split(b"\n")
-                return lines
-        self._rest = b"".join(pieces)
-        return []
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            if not data:
+                return []
+            self._offset += len(data)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
 
 
 class RunStore:
@@ -355,34 +373,40 @@ class RunStore:
         ids = ", ".join(run.run_id for run in runs[:5])
         raise RunNotFoundError(f"no run has the id or name {word!r}; the newest are {ids}")
 
-    def prune(self, *, keep: int, max_age: float, max_bytes: int) -> int:
-        """Remove old runs that are over; return how many.
+    def prune(self, *, keep: int, max_age: float, max_bytes: int, every: float = 0.0) -> int:
+        """Remove what old runs that are over have recorded; return of how many.
+
+        Files that ranks left on purpose (`KEPT`) are the user's: they stay, and with them what ``run.json`` says of the
+        run. They are not counted either.
 
         Args:
-            keep: At most this many stay.
-            max_age: Those that are older go (seconds).
-            max_bytes: The oldest go until all together have no more bytes than this.
+            keep: Of at most this many the record stays.
+            max_age: Older ones go (seconds).
+            max_bytes: The oldest go until all together have no more bytes than this; never the newest.
+            every: Nothing is done when it was done within so many seconds.
         """
-        removed = 0
-        total = 0
-        for number, run in enumerate(self.list()):
+        done = self.root / ".pruned"
+        with contextlib.suppress(OSError):
+            if time.time() - done.stat().st_mtime < every:
+                return 0
+        pruned = total = 0
+        for number, run in enumerate(run for run in self.list() if run.has_record()):
             total += _size(run.path)
-            age = time.time() - run.created
-            if (number >= keep or age > max_age or (total > max_bytes and number > 0)) and not run.is_alive():
-                shutil.rmtree(run.path, ignore_errors=True)
-                removed += 1
-        return removed
-
-
-def is_private(path: Path) -> bool:
-    """Tell whether a directory is this user's and nobody else can enter it."""
-    info = path.stat()
-    return info.st_uid == os.getuid() and not info.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+            too_old = time.time() - run.created > max_age
+            if (number >= keep or too_old or (total > max_bytes and number > 0)) and not run.is_alive():
+                run.remove_record()
+                pruned += 1
+        with contextlib.suppress(OSError):
+            done.touch(mode=0o600)
+        return pruned
 
 
 def _size(path: Path) -> int:
+    """Return the bytes of a run's record."""
     total = 0
-    for directory, _, names in os.walk(path):
+    for directory, below, names in os.walk(path):
+        if directory == str(path):
+            below[:] = [name for name in below if name not in KEPT]
         for name in names:
             with contextlib.suppress(OSError):
                 total += (Path(directory) / name).lstat().st_size

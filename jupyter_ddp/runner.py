@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
+import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp import backends, hints
 from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program
+from jupyter_ddp.config.fields import MASK
 from jupyter_ddp.display import NotebookPublisher, Publisher, TerminalPublisher
-from jupyter_ddp.errors import DistributedError
+from jupyter_ddp.errors import DistributedError, LaunchError, RunInterrupt
 from jupyter_ddp.events import NoteEvent
 from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
@@ -32,7 +36,12 @@ if TYPE_CHECKING:
     from jupyter_ddp.result import DistributedResult
 
 IDLE: Final = 0.5
+RETRY: Final = 0.02
+KILL_LIMIT: Final = 1.0
+PAYLOAD_KEPT: Final = 16 << 20
+"""Bytes of variables up to which a run keeps them: another kernel finds the notebook's classes in them."""
 _INHERITED: Final = {"config", "panel", "traits"}
+SECRET_LENGTH: Final = 6
 CALL: Final = "_function(*_args, **_kwargs)"
 
 
@@ -57,7 +66,7 @@ def launch(
 
     Raises:
         DistributedError: A rank failed and `check` is true. ``.result`` has the rest.
-        KeyboardInterrupt: The run was interrupted.
+        RunInterrupt: The run was interrupted (a KeyboardInterrupt).
         JupyterDDPError: It could not be started; nothing was.
     """
     origins: Mapping[str, str] = {}
@@ -65,7 +74,8 @@ def launch(
         config, origins = current_config()
     namespace = {"_function": fn, "_args": args, "_kwargs": kwargs}
     name = getattr(fn, "__qualname__", type(fn).__name__)
-    program = Program(source=CALL, magic=f"# jupyter_ddp.launch({name})", reads=frozenset(namespace))
+    magic = f"# jupyter_ddp.launch({name})"
+    program = Program(source=CALL, magic=magic, reads=frozenset(namespace), returns=True)
     payload = capture(program, namespace, push=tuple(namespace))
     result = run_program(program, payload, config, origins=origins, namespace=_caller_namespace())
     if check:
@@ -97,39 +107,50 @@ def run_program(
         output_cap: Bytes of text that the notebook keeps.
 
     Raises:
-        KeyboardInterrupt: The run was interrupted. The ranks have ended, and what they said is on the screen; its
-            ``result`` is the run's.
+        RunInterrupt: The run was interrupted (a KeyboardInterrupt).
         JupyterDDPError: It could not be started; nothing was.
     """
     backend = backends.get_backend(config.backend)
     config = backend.resolve(config)
-    rundir = (store or RunStore(SETTINGS.run_root)).create()
     ip = ip or _shell()
-    try:
-        rundir.hold()
-        rundir.write_json("run.json", _facts(rundir.run_id, program, config, origins or {}, ip))
-        payload.write(rundir.payload)
-        job = backend.start(config, program, rundir)
-    except BaseException:
-        shutil.rmtree(rundir.path, ignore_errors=True)
-        raise
-    finally:
-        rundir.let_go()
-    run = Run(rundir, job, output_cap=output_cap)
-    _tell(run, *program.warnings, *payload.report.notes)
     publisher = NotebookPublisher() if _has_kernel(ip) else TerminalPublisher()
-    try:
-        interrupted = follow(run, publisher)
-        _tell(run, *run.pulled()[1], *hints.for_failure(run.view, namespace or {}))
-        publisher.finish(run.view, time.time())
-        result = run.result()
-    finally:
-        run.close()
-    if interrupted and not result.ok:
-        stop = KeyboardInterrupt()
-        stop.result = result  # type: ignore[attr-defined]
-        raise stop
+    program = replace(program, magic=_masked(program.magic, config))
+    rundir = (store or RunStore(SETTINGS.run_root)).create()
+    with InterruptFlag() as flag:
+        try:
+            rundir.hold()
+            rundir.write_json("run.json", _facts(rundir.run_id, program, payload, config, origins or {}, ip))
+            _write(payload, rundir.payload)
+            job = backend.start(config, program, rundir)
+        except BaseException:
+            shutil.rmtree(rundir.path, ignore_errors=True)
+            raise
+        finally:
+            rundir.let_go()
+        run = Run(rundir, job, output_cap=output_cap)
+        try:
+            _tell(run, *program.warnings, *payload.report.notes)
+            follow(run, publisher, flag)
+            _tell(run, *run.pulled()[1], *hints.for_failure(run.view, namespace or {}))
+            publisher.finish(run.view, time.time())
+            result = run.result()
+        finally:
+            run.close()
+            rundir.drop_payload(PAYLOAD_KEPT)
+    if flag.count and result.outcome in ("interrupted", "stopped"):
+        raise RunInterrupt(result)
     return result
+
+
+def _write(payload: Payload, path: Path) -> None:
+    try:
+        payload.write(path)
+    except OSError as error:
+        size = f"{payload.nbytes:,} bytes of variables"
+        raise LaunchError(
+            f"{size} could not be written to {path.parent} ({error.strerror}): "
+            "free space there, or set c.DistributedMagics.run_root"
+        ) from error
 
 
 def _tell(run: Run, *notes: str) -> None:
@@ -138,26 +159,26 @@ def _tell(run: Run, *notes: str) -> None:
         run.view = fold(run.view, NoteEvent(attempt=run.view.facts["attempt"], text=text))
 
 
-def follow(run: Run, publisher: Publisher) -> bool:
-    """Show a run until it is over; tell whether the user interrupted it.
+def follow(run: Run, publisher: Publisher, flag: InterruptFlag) -> None:
+    """Show a run until it is over.
 
-    The first interrupt is passed on to the ranks, the second ends all of them at once. If no agent answers, they are
-    ended from here.
+    The first interrupt is passed on to the ranks, the second ends all of them at once. A command waits for agents that
+    are not there yet. Ranks whose agents do not end them within `KILL_LIMIT` after the second interrupt, and all at the
+    third, are ended from here.
     """
-    with InterruptFlag() as flag:
-        heard = 0
-        publisher.start(run.view)
-        while not run.over:
-            now = time.time()
-            due = publisher.due(now)
-            events = run.pump(IDLE if due is None else min(IDLE, due), wake=flag.fileno())
-            publisher.feed(run.view, events, time.time())
-            if flag.count > heard:
-                flag.clear()
-                heard = flag.count
-                if not (run.interrupt() if heard == 1 else run.kill()):
-                    run.kill_from_here()
-    return heard > 0
+    passed = 0
+    kill_at = math.inf
+    publisher.start(run.view)
+    while not run.over:
+        due = publisher.due(time.time())
+        wait = min(IDLE if due is None else due, RETRY if passed < min(flag.count, 2) else IDLE)
+        publisher.feed(run.view, run.pump(wait, wake=flag.fileno()), time.time())
+        flag.clear()
+        while passed < min(flag.count, 2) and (run.interrupt() if passed == 0 else run.kill()):
+            passed += 1
+            kill_at = time.monotonic() + KILL_LIMIT if passed == 2 else kill_at
+        if flag.count > 2 or time.monotonic() >= kill_at:
+            run.kill_from_here()
 
 
 def raise_for(result: DistributedResult) -> None:
@@ -171,7 +192,12 @@ def raise_for(result: DistributedResult) -> None:
 
 
 def _facts(
-    run_id: str, program: Program, config: LaunchConfig, origins: Mapping[str, str], ip: object
+    run_id: str,
+    program: Program,
+    payload: Payload,
+    config: LaunchConfig,
+    origins: Mapping[str, str],
+    ip: object,
 ) -> dict[str, Any]:
     nproc = int(config.nproc_per_node)
     kernel, cell = _ids(ip)
@@ -187,7 +213,9 @@ def _facts(
         "nproc": nproc,
         "world_size": config.instance_count * nproc,
         "config": config.to_json(mask_env=True),
-        "line": effective_line(config, origins) if _INHERITED & {*map(_kind, origins.values())} else "",
+        "checkpoints": str(Path(config.checkpoints).expanduser().resolve()) if config.checkpoints else None,
+        "sent": list(payload.names),
+        "line": effective_line(config, origins) if _is_inherited(origins) else "",
         "source": f"{program.magic}\n{program.source}",
         "pid": os.getpid(),
         "kernel_id": kernel,
@@ -195,8 +223,19 @@ def _facts(
     }
 
 
-def _kind(origin: str) -> str:
-    return origin.partition(" ")[0]
+def _is_inherited(origins: Mapping[str, str]) -> bool:
+    """Tell whether a value comes from elsewhere than the line, the defaults and this machine."""
+    parts = {part.partition(" ")[0] for origin in origins.values() for part in origin.split(", ")}
+    return bool(parts & _INHERITED)
+
+
+def _masked(magic: str, config: LaunchConfig) -> str:
+    """Return the magic line without values of ``env``: it is stored in the run and in the notebook."""
+    for name, value in config.env.items():
+        if value:
+            magic = re.sub(rf"(\b{name}=)('[^']*'|\"[^\"]*\"|\S+)", rf"\1{MASK}", magic)
+            magic = magic.replace(value, MASK) if len(value) >= SECRET_LENGTH else magic
+    return magic
 
 
 def _shell() -> Any:  # noqa: ANN401 - an InteractiveShell or None

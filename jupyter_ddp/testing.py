@@ -109,5 +109,8 @@ class ScriptedJob:
         """Note the command."""
         self._backend.commands.append("kill")
 
-    def close(self) -> None:
+    def wait_gone(self) -> None:
+        """Do nothing."""
+
+    def close(self, *, over: bool) -> None:
         """Do nothing."""

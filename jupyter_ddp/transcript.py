@@ -1,43 +1,82 @@
-"""The whole text of a run, rank by rank, from its logs and the ranks' files. The files are the record."""
+"""The text of a run, whole or its end, from its logs and the ranks' files. The files are the record."""
 
 from __future__ import annotations
 
 import codecs
+from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp import events
 from jupyter_ddp.events import Event, OutEvent
+from jupyter_ddp.logend import last_events
 from jupyter_ddp.view.positions import Positions
 from jupyter_ddp.view.terminal import Line, Terminal
+from jupyter_ddp.words import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from jupyter_ddp.rundir import RunDirectory
+
 _STREAMS: Final = ("stdout", "stderr")
 _PIECE: Final = 1 << 20
+_BYTES_A_CHARACTER: Final = 4
 
 
-def read_events(run_dir: Path) -> Iterator[Event]:
-    """Yield the events in the logs of all instances of a run, instance by instance; torn lines are passed over."""
-    for path in sorted(run_dir.glob("node-*.jsonl")):
-        with path.open("rb") as log:
-            for line in log:
-                event = events.decode(line)
-                if event is not None:
-                    yield event
+def text_size(run_dir: Path, rank: int | None = None) -> int:
+    """Return the bytes of a rank's text, or of all ranks'."""
+    which = "*" if rank is None else rank
+    return sum(path.stat().st_size for path in run_dir.glob(f"rank{which}.std*"))
 
 
-def text_size(run_dir: Path) -> int:
-    """Return the bytes of all ranks' text."""
-    return sum(path.stat().st_size for path in run_dir.glob("rank*.std*"))
+def read_all(run: RunDirectory, *, rank: int | None = None) -> Iterator[Line]:
+    """Yield the lines of a rank, or of all, as `read_lines` does, from all that was logged."""
+    return read_lines(run.path, run.events(), rank=rank)
+
+
+def read_end(run: RunDirectory, limit: int, *, rank: int | None = None) -> tuple[str, bool]:
+    """Return the last whole lines of a rank's text, or of all ranks' with labels, and whether there is more before.
+
+    Time and memory go with ``limit``, the number of characters, and not with what the run has written.
+    """
+    room = _BYTES_A_CHARACTER * limit
+    found: list[OutEvent] = []
+    more = False
+    for event in last_events(run):
+        if isinstance(event, OutEvent) and rank in (None, event.rank):
+            if room <= 0:
+                more = True
+                break
+            found.append(_end_of(event, room))
+            room -= found[-1].length
+            more = found[-1].length < event.length
+    lines = read_lines(run.path, reversed(found), rank=rank)
+    parts: deque[str] = deque()
+    size = 0
+    for line in lines:
+        parts.append(join([line], labelled=rank is None))
+        size += len(parts[-1])
+        while size > limit and len(parts) > 1:
+            size -= len(parts.popleft())
+            more = True
+    text = "".join(parts)
+    return (text[-limit:], True) if size > limit else (text, more)
+
+
+def _end_of(event: OutEvent, size: int) -> OutEvent:
+    """Return an event, or as much of its end as has so many bytes: one of a flood can tell of very much text."""
+    if event.length <= size or event.text is not None:
+        return event
+    return replace(event, offset=event.offset + event.length - size, length=size)
 
 
 def read_lines(run_dir: Path, log: Iterable[Event], *, rank: int | None = None) -> Iterator[Line]:
     """Yield the lines of a rank, or of all, after the line discipline, in the order in which they were begun.
 
     The order comes from the ``out`` events, the bytes from the ranks' files; where a file is not here (the run was on
-    another machine) the events' own text is taken. What a file has beyond the last event follows at the end.
+    another machine) the events' own text is taken. What a file has beyond the last event follows at the end. Events may
+    begin anywhere: ``…`` stands for the part of a line that none of them tells of.
     A line is yielded when it cannot change any more.
     """
     readers: dict[tuple[str, int, str], _Stream] = {}
@@ -64,6 +103,7 @@ def read_lines(run_dir: Path, log: Iterable[Event], *, rank: int | None = None) 
     for reader in readers.values():
         for text in reader.rest():
             queue += reader.terminal.feed(text)[0]
+            yield from _settled(queue)
     yield from queue
 
 
@@ -93,9 +133,12 @@ class _Stream:
     def texts(self, event: OutEvent) -> Iterator[str]:
         """Yield the text of an event in pieces; none of what came before."""
         start, stop = event.offset, event.offset + event.length
+        reached = self._positions.next
         new = self._positions.take(start, stop)
         if new is None:
             return
+        if new > reached and not self._begins_line(new):
+            yield "…"
         if self._path.exists():
             yield from self._read(new, stop)
         elif event.text is not None:
@@ -108,6 +151,15 @@ class _Stream:
         if self._path.exists():
             yield from self._read(self._positions.next, self._path.stat().st_size)
             yield self._decoder.decode(b"", final=True)
+
+    def _begins_line(self, offset: int) -> bool:
+        """Tell whether a line begins at a byte of the file; if there is no file, we hope so."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(offset - 1)
+                return file.read(1) == b"\n"
+        except OSError:
+            return True
 
     def _read(self, start: int, stop: int) -> Iterator[str]:
         with self._path.open("rb") as file:
@@ -125,7 +177,7 @@ def join(lines: Iterable[Line], *, labelled: bool = False) -> str:
     parts = []
     for line in lines:
         if labelled:
-            parts.append(f"[{line.rank}!] " if line.stream == "stderr" else f"[{line.rank}] ")
+            parts.append(f"{label(line.rank, line.stream)} ")
         parts.append(line.text)
         if labelled or not line.open:
             parts.append("\n")

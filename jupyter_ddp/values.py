@@ -6,6 +6,7 @@ nothing but the standard library and cloudpickle; torch and numpy come when a va
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -17,15 +18,13 @@ from jupyter_ddp.errors import ValueTravelError
 from jupyter_ddp.travel import container, modules, origins, sources
 from jupyter_ddp.travel.culprits import find_culprits
 from jupyter_ddp.travel.loading import Loading, loading
-from jupyter_ddp.travel.pickling import ValuePickler, unpickle
+from jupyter_ddp.travel.pickling import TooLargeError, ValuePickler, unpickle
 from jupyter_ddp.travel.rebuild import NotHereError
 from jupyter_ddp.travel.refusals import RefusedError
 from jupyter_ddp.travel.report import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from jupyter_ddp.capture import Payload
 
 _TEST_LOAD_BELOW: Final = 1 << 20
 _MAP_ABOVE: Final = 64 << 20
@@ -47,11 +46,6 @@ class SavedValue:
 
     size: int
     notes: tuple[str, ...]
-
-
-def write_payload(path: str | os.PathLike[str], payload: Payload) -> int:
-    """Write a payload into a new file (mode 0600) and return its size."""
-    return payload.write(path)
 
 
 def read_payload(
@@ -89,24 +83,44 @@ def read_payload(
     return Loaded(namespace, tuple(load.notes))
 
 
-def save_value(path: str | os.PathLike[str], value: Any) -> SavedValue:  # noqa: ANN401 - any object
+def save_value(
+    path: str | os.PathLike[str],
+    value: Any,  # noqa: ANN401 - any object
+    name: str = "",
+    *,
+    limit: int | None = None,
+    explain: bool = True,
+) -> SavedValue:
     """Write a value that a rank leaves for the notebook into a new file (mode 0600).
 
     CUDA tensors come as CPU copies and a DDP-wrapped model as its ``.module``, each with a note. Classes of the
     notebook stay the notebook's own. Values up to 1 MiB are loaded once to see that they can be.
 
+    Args:
+        path: The file.
+        value: The value.
+        name: The variable that has it, "" for none; messages and notes name it.
+        limit: Bytes above which it is not written; what is too large costs about the time of pickling so many.
+        explain: Whether to look, for up to a second, for what in it cannot travel.
+
     Raises:
+        TooLargeError: It is larger than `limit`.
         ValueTravelError: The value cannot travel; the message names what in it, and the way out.
         OSError: The file exists, or the disk is full.
     """
-    pickler = ValuePickler()
+    if limit is not None and _known_size(value) > limit:
+        raise TooLargeError(limit)
+    pickler = ValuePickler(limit)
     try:
-        pickler.add("", value)
+        pickler.add(name, value)
+    except TooLargeError:
+        raise
     except Exception as error:  # noqa: BLE001 - pickling runs user code
-        raise ValueTravelError(_reason(value, error.with_traceback(None))) from None
+        raise ValueTravelError(_reason(name, value, error.with_traceback(None), explain=explain)) from None
+    names = [name or _VALUE]
     head = {
         "python": container.PYTHON,
-        "names": [_VALUE],
+        "names": names,
         "sources": sources.collect(pickler.files),
         "modules": {},
     }
@@ -114,7 +128,7 @@ def save_value(path: str | os.PathLike[str], value: Any) -> SavedValue:  # noqa:
     size = container.write(path, content)
     if size <= _TEST_LOAD_BELOW:
         try:
-            next(_values(container.read(path, map_above=_MAP_ABOVE), [_VALUE]))
+            next(_values(container.read(path, map_above=_MAP_ABOVE), names))
         except BaseException:
             Path(path).unlink()
             raise
@@ -142,7 +156,7 @@ def load_value(path: str | os.PathLike[str], run_dir: str | os.PathLike[str]) ->
 
     sources.register(content.head["sources"], replace=False)
     with loading(Loading(definition=definition)):
-        return next(_values(content, [_VALUE]))
+        return next(_values(content, content.head["names"]))
 
 
 def _open(path: str | os.PathLike[str], *, map_above: int = 0) -> container.Container:
@@ -179,9 +193,17 @@ def _values(content: container.Container, names: Sequence[str]) -> Iterator[Any]
         yield value
 
 
-def _reason(value: Any, error: Exception) -> str:  # noqa: ANN401 - any object
-    found = find_culprits("value", value, until=time.monotonic() + _SEARCH_SECONDS)
-    if found:
+def _known_size(value: Any) -> int:  # noqa: ANN401 - any object
+    """Return the bytes that a value says it has, without pickling it: arrays and tensors do; 0 for others."""
+    size: Any = 0
+    with contextlib.suppress(Exception):  # an attribute of the user's
+        size = value.nbytes
+    return size if isinstance(size, int) else 0
+
+
+def _reason(name: str, value: Any, error: Exception, *, explain: bool) -> str:  # noqa: ANN401 - any object
+    until = time.monotonic() + _SEARCH_SECONDS
+    if explain and (found := find_culprits(name or "value", value, until=until)):
         return "; ".join(dict.fromkeys(culprit.text() for culprit in found))
     if isinstance(error, RefusedError):
         return str(error)

@@ -1,4 +1,4 @@
-"""Small things said in words everywhere alike: ranks, durations, sizes, signals. Pure, standard library only."""
+"""Small things said in words everywhere alike: ranks, durations, sizes, signals, tables. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _MOST_RANGES: Final = 16
 _CRASHES: Final = frozenset({"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
@@ -50,18 +50,35 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for people: ``"12 B"``, ``"3.4 kB"``, ``"1.2 GB"``."""
+    """Return a number of bytes for people: ``"12 B"``, ``"3.4 kB"``, ``"120 MB"``, ``"1.2 GB"``."""
     value = float(size)
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
-            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
         value /= 1000
-    return f"{value:.1f} GB"
+    return f"{value:.1f} TB"
 
 
 def count_text(count: int, noun: str) -> str:
     """Return ``"1 line"``, ``"12,345 lines"``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def label(rank: int, stream: str = "stdout") -> str:
+    """Return what stands before a rank's line: ``"[3]"``, and ``"[3!]"`` for stderr."""
+    return f"[{rank}!]" if stream == "stderr" else f"[{rank}]"
+
+
+def shorten_text(text: str, limit: int) -> str:
+    """Return text that is at most ``limit`` characters long; a longer one is cut and says how long it was."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines of aligned columns, the first row being the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def signal_name(number: int) -> str:
@@ -72,11 +89,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def signal_words(number: int) -> str:
-    """Return what a signal did to a rank: ``"crashed: SIGSEGV"``, ``"was killed: SIGKILL (…)"``."""
+def signal_words(number: int, *, several: bool = False) -> str:
+    """Return what a signal did to a rank, or to several: ``"crashed: SIGSEGV"``, ``"were killed: SIGKILL (…)"``."""
     name = signal_name(number)
+    was = "were" if several else "was"
     if name in _CRASHES:
         return f"crashed: {name}"
     if name == "SIGKILL":
-        return "was killed: SIGKILL (if nobody did it: often the machine was out of memory)"
-    return f"was ended by {name}"
+        return f"{was} killed: SIGKILL (if nobody did it: often the machine was out of memory)"
+    return f"{was} ended by {name}"

@@ -44,7 +44,7 @@ def drive():
     from jupyter_ddp.capture import capture
     from jupyter_ddp.cell import compile_cell
     from jupyter_ddp.errors import CaptureError, ValueTravelError
-    from jupyter_ddp.values import load_value, write_payload
+    from jupyter_ddp.values import load_value
 
     try:
         payload = capture(compile_cell(job["cell"], shell), shell.user_ns, push=job["push"])
@@ -56,7 +56,7 @@ def drive():
         names=list(payload.names), nbytes=payload.nbytes, notes=list(report.notes), table=report.text(),
         how={item.name: item.how for item in report.items}, sizes={item.name: item.nbytes for item in report.items},
     )
-    size = write_payload(run / "payload.bin", payload)
+    size = payload.write(run / "payload.bin")
     assert size == payload.nbytes, (size, payload.nbytes)
     rank = subprocess.run([sys.executable, job["rank"], sys.argv[1]], cwd="/", capture_output=True, text=True)
     tell(out=rank.stdout, err=rank.stderr)
@@ -94,7 +94,7 @@ try:
     exec(compile(job["cell"], "<cell>", "exec"), vars(main))
     for name in job["pull"]:
         try:
-            saved = save_value(run / name, vars(main)[name])
+            saved = save_value(run / name, vars(main)[name], name)
             facts["saved"][name] = [saved.size, list(saved.notes)]
         except ValueTravelError as error:
             facts["not_saved"][name] = str(error)

@@ -136,22 +136,6 @@ def test_a_cell_with_something_to_run(shell):
 
 
 @pytest.mark.parametrize(
-    ("source", "silent"),
-    [
-        ("5;", True),
-        ("x = 1; 5", False),
-        ("5;  # five\n\n", True),
-        ("'a;'", False),
-        ("!ls;", False),
-        ("", False),
-    ],
-)
-def test_a_semicolon_silences(shell, source, silent):
-    """B24"""
-    assert compile_cell(source, shell).silent is silent
-
-
-@pytest.mark.parametrize(
     ("source", "line", "message"),
     [
         (

@@ -155,6 +155,47 @@ def test_big_outputs_come_slowly(watched):
     assert len(watched.page.outputs) - before <= 9 * 500_000 / 1_000_000 + 1
 
 
+def test_figures_are_not_sent_again_and_again_when_only_lines_come(watched):
+    watched.story.begin().show(0, {"image/png": "A" * 250_000})
+    watched.feed()
+    watched.wait(1)
+    before, end = len(watched.page.outputs), watched.page.now + 20
+    while watched.page.now < end:
+        watched.story.out(0, "x\n")
+        watched.feed()
+        watched.page.now += 0.05
+    again = [data for _, data in watched.page.outputs[before:]]
+    assert len(again) <= 20 * 50_000 / 250_000 + 1
+    assert all("A" * 250_000 in data["text/html"] for data in again), "a figure must not vanish meanwhile"
+
+
+def test_figures_that_change_are_shown_as_they_change(watched):
+    watched.story.begin().show(0, {"image/png": ""}, display_id="d")
+    watched.feed()
+    watched.wait(1)
+    before = len(watched.page.outputs)
+    for number in range(9):
+        picture = {"image/png": str(number) + "A" * 100_000}
+        watched.story.show(0, picture, action="update", display_id="d")
+        watched.feed()
+        watched.page.now += 1
+    assert len(watched.page.outputs) - before >= 8
+
+
+def test_what_matters_waits_no_more_than_a_second_for_big_figures(watched):
+    watched.story.begin().show(0, {"image/png": "A" * 10_000_000})
+    watched.feed()
+    watched.wait(0.3)
+    assert "image/png" in watched.page.last["text/html"]
+    watched.story.rank(1, "finished", ok=True)
+    watched.feed()
+    watched.wait(1)
+    assert "running, 1 of 2 ranks finished" in watched.page.last["text/plain"]
+    watched.story.succeed()
+    watched.finish()
+    assert "A" * 10_000_000 in watched.page.last["text/html"]
+
+
 def test_the_time_goes_on_when_nothing_happens(watched):
     watched.story.begin()
     watched.wait(0.5)
@@ -410,6 +451,52 @@ def test_only_the_ranks_asked_for_are_printed():
     assert [line for line in watched.lines if line.startswith("[")] == ["[1] one"]
 
 
+def test_lines_of_a_flood_that_are_left_out_are_counted_where_they_would_stand():
+    watched = Watching(world_size=2)
+    watched.story.out(0, "first\n")
+    flood = {"rank": 0, "stream": "stdout", "text": None, "lines": 20_000}
+    for _ in range(2):  # the log may be read twice
+        watched.story.tell(OutEvent, **flood, offset=6, length=1_000_000)
+    watched.story.out(1, "other\n")
+    watched.feed()
+    watched.story.tell(OutEvent, rank=0, stream="stdout", offset=1_000_006, length=4, text="end\n")
+    watched.story.tell(OutEvent, **flood, offset=1_000_010, length=1_000_000)
+    watched.finish()
+    cut = "… 20,000 lines not shown here; the whole log: /runs/abcd1234"
+    assert [line for line in watched.lines if line.startswith("[")] == [
+        "[0] first",
+        f"[0] {cut}",
+        "[1] other",
+        "[0] end",
+        f"[0] {cut}",
+    ]
+
+
+def test_a_failing_rank_is_shown_though_others_were_asked_for():
+    watched = Watching(world_size=2, config={"show": [0]})
+    watched.story.begin().out(0, "zero\n").out(1, "about to fail\n").out(1, "op", "stderr")
+    watched.story.error(1, "ValueError", "no").fail(by_run=(0,))
+    watched.finish()
+    at = watched.lines.index("last lines of rank 1:")
+    assert watched.lines[at + 1 : at + 3] == ["[1] about to fail", "[1!] op"]
+    assert watched.lines[-1].startswith("failed: rank 1")
+
+
+def test_a_failing_rank_that_was_shown_is_not_shown_twice():
+    watched = Watching(world_size=2)
+    watched.story.begin().out(1, "about to fail\n").error(1, "ValueError", "no").fail(by_run=(0,))
+    watched.finish()
+    assert watched.lines.count("[1] about to fail") == 1
+
+
+def test_a_repr_of_megabytes_is_cut_in_a_terminal():
+    watched = Watching(world_size=1)
+    watched.story.show(0, "x" * 5_000_000, action="result").show(0, {"text/plain": ["a\n", "b\n"]})
+    watched.finish()
+    assert "[0] " + "x" * 20_000 + "… (5000000 characters)" in watched.lines
+    assert watched.lines[-3:-1] == ["[0] a", "[0] b"]
+
+
 def test_doubled_text_is_printed_once():
     watched = Watching(world_size=1)
     watched.story.out(0, "one\n")
@@ -448,6 +535,8 @@ def test_a_real_kernel_carries_it(tmp_path):
         shown.feed(story.view, story.events, time.time())
         story.succeed()
         shown.finish(story.view, time.time())
+        del shown
+        import gc; gc.collect()
         """
     ).format(root=str(__import__("pathlib").Path(__file__).parents[1]))
     script = textwrap.dedent(
@@ -469,7 +558,9 @@ def test_a_real_kernel_carries_it(tmp_path):
     assert "error" not in kinds
     assert kinds.count("display_data") == 1
     assert kinds.count("update_display_data") >= 1
-    assert "comm_open" not in kinds, "front ends that do not know the target would complain"
+    assert {"comm_open", "comm_close"}.isdisjoint(kinds), (
+        "front ends that do not know the target would complain"
+    )
     messages = [content for kind, content in seen if kind == "comm_msg"]
     assert {message["comm_id"] for message in messages} == {"jupyter_ddp.run:abcd1234"}
     entries = [entry for message in messages for entry in message["data"]["e"]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,32 @@ def test_an_error_travels_with_what_it_knows(error, travel):
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)
     assert vars(arrived) == vars(error)
+
+
+def last_words(raised: ast.Raise) -> str | None:
+    """Return how the text of an error ends that is raised, None when a function or variable has to tell."""
+    text = raised.exc.args[-1]
+    if isinstance(text, ast.JoinedStr):
+        text = text.values[-1]
+        if isinstance(text, ast.FormattedValue) and text.conversion != -1:
+            return f"{{{ast.unparse(text.value)}!r}}"
+    return text.value if isinstance(text, ast.Constant) else None
+
+
+def test_answers_to_what_was_written_are_sentences():
+    """What tells how to write it ends with a full stop; all other errors say what happened, and may become a part of
+    a sentence (so do those of backends, which are a `Problem` for ``doctor``).
+    """
+    found = [
+        (f"{path.name}:{node.lineno}", last_words(node))
+        for path in Path(errors.__file__).parent.rglob("*.py")
+        if path.parent.name != "backends"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        if getattr(node.exc.func, "id", "") in ("UsageError", "ConfigError")
+    ]
+    assert len(found) > 30
+    assert [one for one in found if one[1] is not None and not one[1].endswith(".")] == []
 
 
 def test_what_they_know():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from jupyter_ddp import hints
 from jupyter_ddp.hints import Facts, for_error, for_notebook_error
+from jupyter_ddp.line import parse_cell_line
 
 NOTEBOOK = {"rates": [1], "_": 3, "In": [], "get_ipython": None}
 
@@ -23,15 +25,17 @@ def hint(type_, message, **facts) -> str:
 
 
 @pytest.mark.parametrize(
-    ("push", "words"),
+    ("push", "sent", "words"),
     [
-        (None, "write --push rates."),
-        (("a", "b"), "write --push a,b,rates to add it."),
-        ((), "write --push rates instead of --no-push."),
+        (("a", "b"), ("a", "b"), "write --push a,b,rates to add it."),
+        ((), (), "write --push rates instead of --no-push."),
+        (None, ("a", "b"), "write --push a,b,rates to add it."),  # --push sends nothing but what it names
+        (None, (), "write --push rates."),
+        (None, None, "write --push with it and all others that the cell uses"),
     ],
 )
-def test_a_name_that_the_notebook_has_is_pushed(push, words):
-    assert words in hint("NameError", "name 'rates' is not defined", push=push)
+def test_a_name_that_the_notebook_has_is_pushed_without_losing_others(push, sent, words):
+    assert words in hint("NameError", "name 'rates' is not defined", push=push, sent=sent)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "_", "In", "get_ipython"])
@@ -114,14 +118,25 @@ def test_nothing_is_said_when_nothing_is_certain(type_, message):
 
 
 def test_a_module_that_the_notebook_finds_is_named_with_its_directory(tmp_path, monkeypatch):
-    (tmp_path / "onlyhere.py").write_text("x = 1")
-    (tmp_path / "package_here").mkdir()
-    (tmp_path / "package_here" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("onlyhere", "package_here.sub", "package_here"):
+    folder = tmp_path / "my modules"
+    (folder / "package_here").mkdir(parents=True)
+    (folder / "onlyhere.py").write_text("x = 1")
+    (folder / "package_here" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("onlyhere", "package_here"):
         text = hint("ModuleNotFoundError", f"No module named '{name}'")
-        assert f"--env PYTHONPATH={tmp_path}," in text
+        assert f"finds {name} in {folder}, " in text
+        flag = re.search("write (--env .*), or", text)[1]
+        assert parse_cell_line(flag, {}).given["env"] == {"PYTHONPATH": str(folder)}
     assert "onlyhere" not in sys.modules
+
+
+def test_what_a_package_lacks_is_not_looked_for_elsewhere(tmp_path, monkeypatch):
+    """The rank has found the package: its directory is on the path."""
+    (tmp_path / "package_there").mkdir()
+    (tmp_path / "package_there" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert hint("ModuleNotFoundError", "No module named 'package_there.sub'") == ""
 
 
 def test_memory_that_the_notebook_itself_holds_is_named(monkeypatch):
@@ -141,10 +156,14 @@ def test_memory_that_the_notebook_itself_holds_is_named(monkeypatch):
 
 def test_the_hints_of_a_run_come_from_its_first_cause():
     failure = SimpleNamespace(type="NameError", message="name 'rates' is not defined", traceback="")
-    view = SimpleNamespace(failure=failure, protocol="torchrun", facts={"config": {"push": ["a"]}})
+    view = SimpleNamespace(failure=failure, facts={"config": {"push": ["a"]}})
     assert hints.for_failure(view, NOTEBOOK) == (
         "rates is a variable of the notebook that was not sent to the ranks: write --push a,rates to add it.",
     )
+    view.facts = {"config": {"push": None}, "sent": ["a", "b"], "source": "%%distributed\nrates"}
+    assert "write --push a,b,rates to add it." in hints.for_failure(view, NOTEBOOK)[0]
+    view.facts["source"] = "# jupyter_ddp.launch(train)\n_function(*_args, **_kwargs)"
+    assert hints.for_failure(view, NOTEBOOK) == ()  # there is no line on which a flag could be written
     view.failure = None
     assert hints.for_failure(view, NOTEBOOK) == ()
 

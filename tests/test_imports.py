@@ -26,9 +26,9 @@ LAYERS = (
     names("testing"),
     names("magics"),
     # what happens in the notebook
-    names("capture cell display doctor hints history interrupt lab panel run runner settings"),
+    names("capture cell display doctor hints history interrupt lab panel preflight run runner settings"),
     # where ranks run, what is on disk, and what is made of it
-    names("backends rundir bundles locks transcript travel values result render line"),
+    names("backends rundir bundles locks logend transcript travel values result render line"),
     # the view and its parts; command lines
     names("view launchers"),
     # words that all speak
@@ -37,7 +37,7 @@ LAYERS = (
 )
 
 # What runs on an instance stands beside the layers. Of the notebook's side it gets these, and needs little of others;
-RUNTIME_IMPORTS = names("config errors events launchers travel values")
+RUNTIME_IMPORTS = names("config errors events launchers travel values words")
 RUNTIME_NEEDS = names("IPython boto3 botocore cloudpickle matplotlib_inline numpy torch traitlets")
 # the notebook's side imports of it only what both sides read and write.
 SHARED = names("runtime.process runtime.record runtime.wire")

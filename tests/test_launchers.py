@@ -18,6 +18,7 @@ from jupyter_ddp.launchers import (
     mpi_flavour,
     mpirun_command,
     rank_environment,
+    session_environment,
     torchrun_command,
 )
 
@@ -269,3 +270,16 @@ def test_what_ranks_of_a_real_mpirun_find(flavour, tmp_path, repository):
         assert tuple(values) == RANK_VARIABLES
         assert values["WORLD_SIZE"] == "4"
         assert {"JUPYTER_DDP_NPROC", "JUPYTER_DDP_MASTER"} < set(left)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "names"),
+    [
+        ("openmpi5", {"PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"}),
+        ("openmpi4", {"OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"}),
+        ("mpich", set()),
+        (None, set()),
+    ],
+)
+def test_an_mpirun_keeps_its_files_where_the_run_has_its_own(flavour, names):
+    assert session_environment(flavour, "/dev/shm/jddp-x") == dict.fromkeys(names, "/dev/shm/jddp-x")

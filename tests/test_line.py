@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_ddp.config import LaunchConfig, Pull
+from jupyter_ddp.config import DEFAULTS, LaunchConfig, Pull, format_duration
 from jupyter_ddp.config.fields import FIELDS
 from jupyter_ddp.errors import ConfigError, UsageError
+from jupyter_ddp.launchers import RANK_VARIABLES
 from jupyter_ddp.line import FLAGS, effective, effective_line, magic_line, parse_cell_line, split
-from jupyter_ddp.line.commands import parse_command
+from jupyter_ddp.line.commands import WORDS, parse_command
 from jupyter_ddp.line.expand import Word
 from jupyter_ddp.line.flags import BY_NAME, FIELD_ONLY, FOREIGN
 
@@ -374,17 +375,53 @@ def test_what_auto_comes_to_is_said():
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
+def readme_rows(beginning: str) -> list[list[str]]:
+    """Return the cells of each row of README's tables whose first cell begins like this."""
+    rows = re.findall(rf"^\| {re.escape(beginning)}.* \|$", README, re.MULTILINE)
+    return [row.strip("| ").split(" | ") for row in rows]
+
+
 def test_every_line_of_readme_parses():
-    for line in re.findall(r"^%%distributed\b(.*)$", README, re.MULTILINE):
+    cells = re.findall(r"^%%distributed\b(.*)$", README, re.MULTILINE)
+    lines = re.findall(r"^%distributed\b(.*)$", README, re.MULTILINE)
+    assert len(cells) > 3
+    assert len(lines) > 3
+    for line in cells:
         parse_cell_line(line, NOTEBOOK)
-    for line in re.findall(r"^%distributed\b(.*)$", README, re.MULTILINE):
+    for line in lines:
         parse_command(line, NOTEBOOK)
 
 
+def test_every_flag_in_the_text_of_readme_is_a_flag():
+    """Those that it names as flags of others are answered in one sentence."""
+    code = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
+    used = {name for text in code for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+    others = {"--execute", "--reset", "--rank", "--lr"}  # of nbconvert, of %distributed, of somebody's script
+    assert used - others - {"--num_processes"} <= set(BY_NAME)
+
+
 def test_the_table_of_readme_is_the_table_of_flags():
-    rows = re.findall(r"^\| *(`-[^|]*)\|", README, re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", row)}
-    assert not rows or named == set(BY_NAME)
+    table = [
+        [f"`{', '.join(flag.names)}{' ' * bool(flag.metavar)}{flag.metavar or ''}`", flag.help, flag.default]
+        for flag in FLAGS
+    ]
+    assert readme_rows("`-") == table
+
+
+def test_readme_tells_every_word_and_every_field_without_a_flag():
+    words = {
+        word for row in readme_rows("`%distributed") for word in re.findall(r"`%distributed (\w+)", row[0])
+    }
+    assert words == set(WORDS)
+    fields = {row[0].strip("`"): row[2] for row in readme_rows("`") if row[0].strip("`") in FIELDS}
+    assert set(fields) == set(FIELD_ONLY)
+    assert {name: fields[name] for name in ("start_timeout", "interrupt_grace")} == {
+        name: format_duration(getattr(DEFAULTS, name)) for name in ("start_timeout", "interrupt_grace")
+    }
+
+
+def test_readme_names_every_variable_that_a_rank_finds():
+    assert [name for name in RANK_VARIABLES if f"`{name}`" not in README] == []
 
 
 _NAMES = st.sampled_from(["a", "b1", "_c", "loss", "größe"])

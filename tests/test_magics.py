@@ -15,7 +15,7 @@ from traitlets.config import Config
 
 import jupyter_ddp
 from jupyter_ddp.config.fields import FIELDS
-from jupyter_ddp.errors import CellError, ConfigError, DistributedError, UsageError
+from jupyter_ddp.errors import CellError, ConfigError, DistributedError, LaunchError, RunInterrupt, UsageError
 from jupyter_ddp.magics import DistributedMagics
 from jupyter_ddp.rundir import RunStore
 from jupyter_ddp.settings import SETTINGS
@@ -46,15 +46,15 @@ class Runs(list):
     def __init__(self):
         self.pulled = {}
         self.error = None
-        self.interrupted = False
+        self.interrupted = self.refused = False
 
     def run_program(self, program, payload, config, **more):
+        if self.refused:
+            raise LaunchError("there is no mpirun")
         self.append(types.SimpleNamespace(program=program, payload=payload, config=config, **more))
-        result = types.SimpleNamespace(ok=self.error is None, pulled=self.pulled, message=self.error)
+        result = types.SimpleNamespace(run_id="0a", ok=self.error is None, pulled=self.pulled, message=self.error)
         if self.interrupted:
-            stop = KeyboardInterrupt()
-            stop.result = result
-            raise stop
+            raise RunInterrupt(result)
         return result
 
     def raise_for(self, result):
@@ -116,7 +116,7 @@ def test_pull_and_out_bind_names(shell, runs, capsys):
     assert shell.user_ns["acc"] == [1, 2]
     assert shell.user_ns["res"].ok
     assert {"not_asked_for", "gone"}.isdisjoint(shell.user_ns)
-    assert capsys.readouterr().err == "--pull: gone did not come back and was not bound.\n"
+    assert capsys.readouterr() == ("", "")  # that `gone` did not come is a note of the run
 
 
 def test_a_failed_run_raises_and_binds_its_result_only(shell, runs):
@@ -158,17 +158,10 @@ def test_a_line_that_cannot_be_meant_starts_nothing(shell, runs, line):
     assert runs == []
 
 
-@pytest.mark.parametrize(
-    ("line", "flag"),
-    [
-        ("--backend sagemaker", "--backend sagemaker"),
-        ('--distribution \'{"mpi": {"enabled": true}}\'', "--distribution"),
-        ("--detach", "--detach"),
-    ],
-)
-def test_what_comes_later_says_so(shell, runs, line, flag):
-    with pytest.raises(UsageError, match=f"{flag} comes with a later version"):
-        run(shell, f"%%distributed {line}\nprint(1)")
+def test_what_is_refused_before_anything_starts(shell, runs):
+    """Before the cell is compiled: tests/test_preflight.py has what that is."""
+    with pytest.raises(UsageError, match="--detach comes with a later version"):
+        run(shell, "%%distributed --detach\nprint(")
     assert runs == []
 
 
@@ -483,6 +476,26 @@ def test_a_name_that_the_last_cell_made_is_hinted_at(shell, runs, capsys):
     assert "--pull loss" in capsys.readouterr().err
     shell.run_cell("print(lost)")
     assert "--pull" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["failed", "interrupted"])
+def test_a_run_that_ended_badly_made_its_names_too(shell, runs, capsys, how):
+    runs.error, runs.interrupted = how, how == "interrupted"
+    shell.run_cell("%%distributed\nloss = 1\n1/0")
+    capsys.readouterr()
+    shell.run_cell("print(loss)")
+    assert "--pull loss" in capsys.readouterr().err
+
+
+def test_a_run_that_did_not_start_has_made_nothing(shell, runs, capsys):
+    run(shell, "%%distributed\nloss = 1")
+    runs.refused = True
+    shell.run_cell("%%distributed\nzz = 1")
+    capsys.readouterr()
+    shell.run_cell("print(zz)")
+    assert "--pull" not in capsys.readouterr().err
+    shell.run_cell("print(loss)")  # the last one that ran
+    assert "--pull loss" in capsys.readouterr().err
 
 
 # In and out

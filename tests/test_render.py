@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_ddp.render import MIME, bundle, failure_text, plain
 from jupyter_ddp.render.snapshot import FINAL_COLUMNS, LIVE_COLUMNS
-from jupyter_ddp.words import duration_text, ranks_named, ranks_text, size_text
+from jupyter_ddp.words import duration_text, label, ranks_named, ranks_text, size_text, table_text
 from tests.story import T0, Story
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -319,6 +319,33 @@ def test_the_message_of_the_error():
     ]
 
 
+def test_a_run_that_succeeded_has_no_message():
+    assert failure_text(trained().succeed().view) == ""
+
+
+@pytest.mark.parametrize(("ranks", "summary"), [((1,), "where it was"), ((0, 1), "where they were")])
+def test_stacks_of_a_timeout_are_no_traceback(ranks, summary):
+    story = Story(2).begin().at(6).run("ending", "timeout", unfinished=ranks)
+    for rank in ranks:
+        story.stacks(rank, 'File "<cell>", line 5')
+    told = bundle(story.run("ended", "timeout", unfinished=ranks).view, now=T0, final=True)["text/html"]
+    assert f"<summary>{summary}</summary>" in told
+    assert "<summary>traceback</summary>" not in told
+
+
+def test_a_crash_says_where_it_was():
+    story = Story(2).begin().stacks(1, 'File "<cell>", line 3').rank(1, "ended", signal=11).fail(by_run=(0,))
+    assert "<summary>where it was</summary>" in bundle(story.view, now=T0, final=True)["text/html"]
+
+
+def test_a_repr_of_megabytes_stays_small_in_every_form():
+    view = Story(1).begin().show(0, "x" * 5_000_000, action="result").succeed().view
+    for final in (True, False):
+        told = bundle(view, now=T0, final=final)
+        assert all(len(json.dumps(form)) < 30_000 for form in told.values())
+        assert all("… (5000000 characters)" in str(form) for form in told.values())
+
+
 def test_a_message_of_several_lines_is_whole_even_without_a_traceback():
     story = Story(1).begin().error(0, "ValueError", "first\nsecond").fail()
     assert failure_text(story.view).split("\n")[:2] == ["rank 0 failed: ValueError: first", "second"]
@@ -371,12 +398,16 @@ def test_durations_in_words(seconds, text):
 
 
 def test_sizes_in_words():
-    assert [size_text(n) for n in (12, 3_400, 2_000_000, 1_200_000_000)] == [
-        "12 B",
-        "3.4 kB",
-        "2.0 MB",
-        "1.2 GB",
-    ]
+    sizes = (12, 3_400, 2_000_000, 128_000_000, 1_200_000_000, 2_000_000_000_000)
+    assert [size_text(n) for n in sizes] == ["12 B", "3.4 kB", "2.0 MB", "128 MB", "1.2 GB", "2.0 TB"]
+
+
+def test_tables_are_aligned():
+    assert table_text([("a", "bb"), ("ccc", ""), ("", "d")]).split("\n") == ["a    bb", "ccc", "     d"]
+
+
+def test_labels_tell_stderr_apart():
+    assert [label(3), label(3, "stdout"), label(3, "stderr")] == ["[3]", "[3]", "[3!]"]
 
 
 def test_the_line_that_holds_is_shown_when_the_cell_does_not_say_it():

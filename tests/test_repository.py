@@ -57,6 +57,51 @@ def test_what_people_look_for_is_there(name):
     assert (ROOT / name).stat().st_size > 0
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "CHANGELOG.md"])
+def test_a_link_leads_somewhere(page):
+    """To a file of the repository, or to a heading of the page, named as GitHub names it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    headings = [
+        re.sub(r"[^\w\- ]", "", title).lower() for title in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    ]
+    places = {f"#{heading.strip().replace(' ', '-')}" for heading in headings}
+    targets = [target for target in re.findall(r"\]\(([^)\s]+)\)", prose) if "://" not in target]
+    lost = [
+        target
+        for target in targets
+        if not (
+            target in places if target.startswith("#") else (ROOT / page).parent.joinpath(target).is_file()
+        )
+    ]
+    assert not lost
+
+
+def test_readme_shows_pictures_that_load_quickly():
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(pictures) >= 2
+    for picture in pictures:
+        assert (ROOT / picture).stat().st_size < 150_000
+
+
+def test_architecture_speaks_of_modules_that_are_there():
+    """The first column of its tables of parts names modules, and `name` with a slash a package."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    package = Path(jupyter_ddp.__file__).parent
+    parts = text.partition("\n## The parts\n")[2].partition("\n## On an instance")
+    runtime = parts[2].partition("\n**")[0]
+    assert runtime
+    for where, table in ((package, parts[0]), (package / "runtime", runtime)):
+        named = re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`[^|]*)\|", table, re.MULTILINE)))
+        assert len(named) > 10
+        missing = [
+            name
+            for name in named
+            if not ((where / name).is_dir() if name.endswith("/") else (where / f"{name}.py").is_file())
+        ]
+        assert not missing
+
+
 def test_the_licence_is_the_one_that_the_metadata_names():
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 import shutil
 
@@ -46,6 +47,7 @@ class OnDisk:
         return self
 
     def log(self):
+        (self.run_dir / "run.json").write_text(json.dumps(self.story.facts))
         with (self.run_dir / "node-0.jsonl").open("wb") as log:
             log.writelines(map(events.encode, self.story.events))
         return self
@@ -63,8 +65,14 @@ def run(tmp_path):
 def test_a_good_end(run):
     run.write(0, b"hello\n").write(1, b"warn\n", "stderr").write(1, b"out\n").write(0, b"no newline")
     run.story.succeed()
-    told = run.build(pulled={"loss": 0.5}, values={0: "a", 1: None}, files=("model.pt",))
+    told = run.build(
+        pulled={"loss": 0.5},
+        values={0: "a", 1: None},
+        files=("model.pt",),
+        message=failure_text(run.story.view),
+    )
     assert told.ok
+    assert told.message == ""
     assert (told.outcome, told.run_id, told.world_size, told.failure) == ("succeeded", "abcd1234", 2, None)
     assert (told.pulled, told.values, told.files) == ({"loss": 0.5}, ["a", None], ("model.pt",))
     assert told.duration == 3.0

@@ -12,6 +12,7 @@ import pytest
 
 from jupyter_ddp.errors import ValueTravelError
 from jupyter_ddp.travel import container
+from jupyter_ddp.travel.pickling import TooLargeError
 from jupyter_ddp.values import load_value, read_payload, save_value
 from tests.journey import ROOT, travel
 
@@ -140,7 +141,7 @@ both = {"net": net, "opt": opt}
     after = "p = pulled['both']\nassert type(p['net']).__name__ == 'Linear'\nassert p['opt'].param_groups[0]['params'][0] is p['net'].weight"
     trip = travel(tmp_path, "x = 1", cell, pull=("both",), after=after)
     assert trip.rank["saved"]["both"][1] == [
-        "the value: a DistributedDataParallel model travels as the model that it wraps (.module)"
+        "`both`: a DistributedDataParallel model travels as the model that it wraps (.module)"
     ]
 
 
@@ -166,9 +167,9 @@ good = 1
     names = ("guard", "bad", "gen", "sharded", "mesh", "fsdp", "good")
     trip = travel(tmp_path, "x = 1", cell, pull=names)
     refused = trip.rank["not_saved"]
-    assert refused["guard"].startswith("`value.lock` is a lock.")
-    assert refused["bad"].startswith("the value cannot be loaded: TypeError:")
-    assert refused["gen"].startswith("`value` is a generator.")
+    assert refused["guard"].startswith("`guard.lock` is a lock.")
+    assert refused["bad"].startswith("bad cannot be loaded: TypeError:")
+    assert refused["gen"].startswith("`gen` is a generator.")
     assert "(DTensor). Gather it with tensor.full_tensor()" in refused["sharded"]
     assert "is a device mesh" in refused["mesh"]
     assert "sharded over ranks (FSDP). Send a full state dict" in refused["fsdp"]
@@ -195,6 +196,58 @@ def test_a_value_is_private(run):
     assert load_value(run / "v", run) == [1, 2]
     with pytest.raises(FileExistsError):
         save_value(run / "v", 3)
+
+
+class Sized:
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
+
+    def __reduce__(self):
+        raise AssertionError("it was pickled")
+
+
+class Counted:
+    """Counts how often one of its kind is pickled."""
+
+    pickled = 0
+
+    def __reduce__(self):
+        Counted.pickled += 1
+        return Counted, (), {"filling": bytes(1000)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        bytes(2_000_000),
+        list(range(1_000_000)),
+        "é" * 1_000_000,
+        bytearray(600_000) * 2,
+        [bytearray(b"x" * 300_000) for _ in range(4)],
+        Sized(1_000_001),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_above_the_limit_is_not_written(run, value):
+    with pytest.raises(TooLargeError, match=r"^it is larger than 1\.0 MB$"):
+        save_value(run / "v", value, limit=1_000_000)
+    assert list(run.iterdir()) == []
+
+
+def test_the_limit_counts_what_goes_out_of_band(run):
+    numpy = pytest.importorskip("numpy")
+    parts = [numpy.zeros(50_000) for _ in range(3)]
+    with pytest.raises(TooLargeError):
+        save_value(run / "v", parts, limit=1_000_000)
+    assert save_value(run / "v", parts[:2], limit=1_000_000).size > 800_000
+    assert len(load_value(run / "v", run)) == 2
+
+
+def test_what_is_too_large_is_not_pickled_to_its_end(run, monkeypatch):
+    monkeypatch.setattr(Counted, "pickled", 0)
+    with pytest.raises(TooLargeError):
+        save_value(run / "v", [Counted() for _ in range(10_000)], limit=1_000_000)
+    assert 900 < Counted.pickled < 2_000
 
 
 def test_values_are_loaded_from_ones_own_runs_only(run, tmp_path):

@@ -219,6 +219,15 @@ def test_the_first_quarter_and_the_last_three_are_kept():
     assert 0.2 < len(head) / len(texts) < 0.3
 
 
+def test_a_line_that_was_open_before_a_gap_ends_in_it(story):
+    """B73: a giant line whose end came without its text, and a line after it."""
+    story.out(0, "A" * 50)
+    story.tell(OutEvent, rank=0, stream="stdout", offset=50, length=51, text=None, lines=1)
+    story.tell(OutEvent, rank=0, stream="stdout", offset=101, length=6, text="after\n")
+    assert story.texts == [(0, "A" * 50), (0, "after")]
+    assert (story.view.lines.cut, story.view.ranks[0].lines) == (0, 2)
+
+
 def test_a_bar_that_still_moves_is_not_cut():
     story = Story(2, output_cap=8_000)
     story.out(0, "x" * 1_990 + "\n")
@@ -258,6 +267,11 @@ def test_other_ranks_than_those_asked_for_are_counted():
     assert "last lines of rank 3:\n[3] rank 3 says this" in text
     assert "rank 2 says this" not in text
     assert "note: 3 lines of other ranks not shown (--show 0)" in text
+
+
+def test_no_ranks_shown_has_a_word():
+    story = Story(2, config={"show": []}).begin().out(0, "a\n").succeed()
+    assert "note: 1 line of other ranks not shown (--show none)" in plain(story.view, now=T0)
 
 
 def test_tails_of_ranks_are_bounded(story):
@@ -338,6 +352,25 @@ def test_rich_output_has_a_budget(story):
     assert shown[-1].data == {"text/plain": "<Figure 199>"}
     assert sum(len(d.data.get("image/png", "")) for d in shown) <= 32_000_000
     assert any("too much rich output" in text for text in note_lines(story.view))
+
+
+@pytest.mark.parametrize("mime", ["text/plain", "text/markdown", "text/latex"])
+def test_texts_that_are_shown_are_cut_and_say_how_long_they_were(story, mime):
+    story.show(0, {mime: "x" * 5_000_000, "text/html": "y" * 50_000}, action="result")
+    story.show(1, {mime: ["z" * 15_000, "z" * 15_000]}).show(2, "short", display_id="d")
+    story.show(2, {mime: "u" * 30_000}, action="update", display_id="d")
+    texts = [shown.data[mime] for shown in story.view.displays]
+    assert texts[0] == "x" * 20_000 + "… (5000000 characters)"
+    assert texts[1] == "z" * 20_000 + "… (30000 characters)"
+    assert texts[2] == "u" * 20_000 + "… (30000 characters)"
+    assert len(next(iter(story.view.displays)).data["text/html"]) == 50_000
+
+
+def test_what_is_said_of_a_run_is_short_though_an_error_is_long(story):
+    story.begin().error(1, "ValueError", "x" * 300_000).note("y" * 300_000).fail(by_run=(0, 2, 3))
+    assert story.view.failure.headline.endswith("… (262144 characters)")
+    told = bundle(story.view, now=T0, final=False)
+    assert len(repr(told)) < 25_000
 
 
 def test_a_display_that_is_updated_for_ever_takes_no_more_room(story):
@@ -549,6 +582,69 @@ def test_a_lost_run_says_why(story):
     story.begin().rank(0, "ended").run("ended", "lost", reason="the agent of instance 1 has died")
     assert failure_text(story.view).startswith("the agent of instance 1 has died")
     assert not story.view.ok
+
+
+def lost(story, *, reason="the agent of instance 1 is gone"):
+    """End a run that lost an instance."""
+    return story.run("ending", "lost", reason=reason).at(9).run("ended", "lost", reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("message", "time"),
+    [
+        ("Connection closed by peer [10.0.0.1]:4242", T0 + 2.3),
+        ("Connection closed by peer [10.0.0.1]:4242", T0 + 1.9),  # a peer may notice before the agent does
+        ("the all-reduce has failed", T0 + 2.3),
+    ],
+)
+def test_what_ranks_say_of_a_lost_instance_is_not_the_cause(message, time):
+    story = Story(4, nnodes=2).begin().error(0, "RuntimeError", message, time=time)
+    lost(story.at(2))
+    failure = story.view.failure
+    assert (failure.headline, failure.rank) == ("the agent of instance 1 is gone", None)
+    assert failure_text(story.view).startswith(
+        "the agent of instance 1 is gone\nstopped because of it: rank 0\n"
+    )
+    assert status_line(story.view, T0).startswith("lost: the agent of instance 1 is gone · 4 ranks")
+
+
+def test_an_error_from_before_an_instance_was_lost_is_the_cause():
+    story = Story(4, nnodes=2).begin().error(3, "ValueError", "no", time=T0 + 1.5)
+    lost(story.error(0, "RuntimeError", "Connection reset by peer", time=T0 + 1.6).at(2))
+    assert story.view.failure.headline == "rank 3 failed: ValueError: no"
+    assert "note: the agent of instance 1 is gone" in note_lines(story.view)
+
+
+def test_a_status_line_has_no_room_for_a_long_reason():
+    story = lost(Story(2).begin(), reason="the launcher said: " + "x" * 200)
+    assert status_line(story.view, T0).startswith("lost · 2 ranks")
+
+
+@pytest.mark.parametrize(
+    ("end", "headline"),
+    [
+        (
+            {"exit_code": 1},
+            "both ranks exited with code 1 without finishing their cell (no Python traceback)",
+        ),
+        (
+            {"signal": 9},
+            "both ranks were killed: SIGKILL (if nobody did it: often the machine was out of memory)",
+        ),
+        ({"signal": 15}, "both ranks were ended by SIGTERM"),
+        ({"signal": 11}, "both ranks crashed: SIGSEGV"),
+    ],
+)
+def test_equal_ends_of_several_ranks_are_told_of_several(end, headline):
+    story = Story(2).begin().at(2).rank(0, "ended", **end).rank(1, "ended", **end).fail()
+    assert (story.view.failure.headline, story.view.failure.same) == (headline, (0, 1))
+
+
+def test_several_ranks_that_end_badly_after_their_cell_are_told_of_several():
+    story = Story(2).begin()
+    for rank in story.ranks:
+        story.rank(rank, "finished", ok=True).rank(rank, "ended", exit_code=3)
+    assert story.fail().view.failure.headline == "both ranks exited with code 3 after their cell had finished"
 
 
 def test_what_the_agent_has_to_say_besides_the_cause_is_a_note(story):

@@ -62,8 +62,11 @@ class Job(Protocol):
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when there is news, or None: then the reader looks now and then."""
 
-    def close(self) -> None:
-        """Let go of the job without ending it, or end what only lives as long as this object."""
+    def wait_gone(self) -> None:
+        """Wait (bounded) until nothing of a run that ended without a word is left, and see to it."""
+
+    def close(self, *, over: bool) -> None:
+        """Let go of the job: end what only lives as long as this object, unless the run is over anyway."""
 
 
 @runtime_checkable
@@ -86,7 +89,7 @@ class Backend(Protocol):
         """Return what would be started: the exact command line or request, secrets masked."""
 
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> Job:
-        """Start a run whose directory has its facts and its payload.
+        """Start a run whose directory has its facts and its payload; who keeps the run alive takes over its lock.
 
         Raises:
             LaunchError: It cannot be started; nothing was.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_ddp.errors import LaunchError
 from jupyter_ddp.launchers import clean_environment
 from jupyter_ddp.runtime.process import kill_all
-from jupyter_ddp.runtime.wire import Decoder, pack
+from jupyter_ddp.runtime.wire import pack
 
 if TYPE_CHECKING:
     from jupyter_ddp.rundir import RunDirectory
@@ -94,7 +94,7 @@ class LocalJob:
                 self._guard.wait(END_TIMEOUT)
         end = time.monotonic() + END_TIMEOUT
         while self._rundir.is_alive() and time.monotonic() < end:
-            kill_all(self._rundir.run_id, self._guard.pid if self._guard else None, limit=1.0)
+            kill_all(self._rundir.run_id, self._guard.pid if self._guard else None, collect=False, limit=1.0)
             time.sleep(0.01)
         with contextlib.suppress(OSError, ValueError, LookupError):  # a guard that was killed has left them
             directory = Path(self._sockets()[0]).parent
@@ -107,32 +107,28 @@ class LocalJob:
         return sockets
 
     def send(self, command: str) -> bool:
-        """Tell the agent of instance 0; True when it has heard."""
+        """Put a command before the agent of instance 0; tell whether there is one that will read it."""
         try:
             path = self._sockets()[0]
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(COMMAND_TIMEOUT)
                 connection.connect(path)
                 connection.sendall(pack({"op": "hello", "role": "client"}) + pack({"op": command}))
-                decoder = Decoder()
-                while data := connection.recv(4096):
-                    for message in decoder.feed(data):
-                        return bool(message and message.get("op") == "ok")
         except (OSError, ValueError, LookupError):
             return False
-        return False
+        return True
 
     def kill(self) -> None:
         """End every process of the run from here: for an agent that does not answer."""
-        kill_all(self._rundir.run_id, self._guard.pid if self._guard else -1)
+        kill_all(self._rundir.run_id, self._guard.pid if self._guard else -1, collect=False)
 
     def describe(self) -> str:
         """Return where it runs."""
         return f"this machine ({socket.gethostname()})"
 
-    def close(self) -> None:
-        """Let go: the guard's pipe is closed, so a run that still lives ends."""
-        if self._guard is not None and self._guard.stdin is not None:
+    def close(self, *, over: bool) -> None:
+        """Let go. A run that is not over ends: its guard's pipe is closed. One that is over tidies up by itself."""
+        if self._guard is not None and self._guard.stdin is not None and not over:
             self._guard.stdin.close()
         if self._doorbell is not None:
             os.close(self._doorbell)
@@ -150,4 +146,7 @@ class _Undertaker:
     def bury(cls, guard: subprocess.Popen[bytes] | None) -> None:
         if guard is not None:
             cls._ended.append(guard)
-        cls._ended[:] = [process for process in cls._ended if process.poll() is None]
+        for process in [process for process in cls._ended if process.poll() is not None]:
+            cls._ended.remove(process)
+            if process.stdin is not None:
+                process.stdin.close()

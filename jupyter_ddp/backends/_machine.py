@@ -11,18 +11,21 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.launchers import clean_environment, mpi_flavour
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEFAULT_NPROC: Final = 2
 _TIMEOUT: Final = 15.0
 
 
-def visible_gpus() -> list[str]:
-    """Return the identifiers of the GPUs that this process may use, in the form that CUDA_VISIBLE_DEVICES takes."""
+def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs that a process with this environment may use, named as CUDA_VISIBLE_DEVICES names them."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
     present = [str(number) for number in range(_gpus_present())]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not present:
         return present
     wanted = [word.strip() for word in chosen.split(",")]
@@ -54,6 +57,15 @@ def neuron_cores() -> int:
 def cpu_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def short_directory() -> str:
+    """Return where a run's sockets lie, and what its mpirun and MPI's ranks share: a short path, in memory if possible.
+
+    A socket's path has 107 bytes at most, and run directories lie deep.
+    """
+    memory = "/dev/shm"  # noqa: S108 - a private directory is made in it, with a name that nobody can guess
+    return memory if os.access(memory, os.W_OK | os.X_OK) else "/tmp"  # noqa: S108
 
 
 def torch_version() -> str | None:

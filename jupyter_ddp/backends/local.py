@@ -99,7 +99,7 @@ class LocalBackend:
         wanted = config.nproc_per_node
         if isinstance(wanted, int):
             return config
-        devices = len(_machine.visible_gpus()) or _machine.neuron_cores()
+        devices = len(_visible_gpus(config)) or _machine.neuron_cores()
         share = devices // config.instance_count
         if wanted == "gpu" and not share:
             have = f"{devices} GPUs for {config.instance_count} instances" if devices else "no GPU"
@@ -149,12 +149,11 @@ class LocalBackend:
             raise LaunchError("; ".join(failures))
         config = self.resolve(config)
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as on_failure:
-            ours.callback(rundir.let_go)
+            ours.callback(rundir.let_go)  # the guard has the lock by then
             ports, locks = _ports.reserve(PORT_TRIES)
             for lock in locks:
                 ours.callback(os.close, lock)
-            # Short: a socket's path has 107 bytes at most, and run directories lie deep.
-            directory = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir="/tmp"))
+            directory = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir=_machine.short_directory()))
             on_failure.callback(shutil.rmtree, directory, ignore_errors=True)
             sockets = [str(directory / str(node)) for node in range(config.instance_count)]
             spec = self._spec(config, program, rundir, sockets, ports)
@@ -194,7 +193,7 @@ class LocalBackend:
             "master_ports": ports,
             "python": sys.executable,
             "env": env,
-            "node_env": self._share_gpus(config.instance_count),
+            "node_env": _share_gpus(config),
             "mpirun": mpirun,
             "mpi": flavour,
             "timeout": config.timeout,
@@ -204,8 +203,8 @@ class LocalBackend:
             "cell": {
                 "source": program.source,
                 "magic": program.magic,
-                "cwd": str(Path.cwd()),
-                "sys_path": list(sys.path),
+                "cwd": _directory(),
+                "sys_path": [*_given_path(config), *sys.path],
                 "argv": ["<cell>"],
                 "env": {"PYTHONPATH": python_path},
                 "payload": str(rundir.payload) if rundir.payload.exists() else None,
@@ -239,7 +238,12 @@ class LocalBackend:
         checkpoints = (
             Path(config.checkpoints).expanduser() if config.checkpoints else rundir.path / "checkpoints"
         )
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        try:
+            checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the directory of checkpoints {checkpoints} cannot be made ({error.strerror}): name another one"
+            ) from error
         env["JUPYTER_DDP_CHECKPOINT_DIR"] = str(checkpoints.resolve())
         for channel, path in config.inputs.items():
             env[f"SM_CHANNEL_{channel.upper().replace('-', '_')}"] = str(Path(path).expanduser().resolve())
@@ -248,12 +252,32 @@ class LocalBackend:
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
         return env, python_path
 
-    @staticmethod
-    def _share_gpus(instances: int) -> list[dict[str, str]]:
-        """Return what each simulated instance has to see of the GPUs."""
-        gpus = _machine.visible_gpus()
-        if instances == 1 or not gpus:
-            return [{} for _ in range(instances)]
-        share = max(1, len(gpus) // instances)
-        shares = [gpus[node * share : (node + 1) * share] or gpus[-share:] for node in range(instances)]
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in shares]
+
+def _directory() -> str:
+    """Return the notebook's directory, which the ranks have too."""
+    try:
+        return str(Path.cwd())
+    except OSError as error:
+        raise LaunchError("the notebook's directory is gone: os.chdir to another one") from error
+
+
+def _visible_gpus(config: LaunchConfig) -> list[str]:
+    """Return the GPUs that the ranks may use: a run may name others than the kernel sees."""
+    given = {name: value for name, value in config.env.items() if value is not None}
+    return _machine.visible_gpus({**os.environ, **given})
+
+
+def _given_path(config: LaunchConfig) -> list[str]:
+    """Return the directories of a PYTHONPATH that this run is given; the kernel's own are on its sys.path."""
+    given = config.env.get("PYTHONPATH")
+    return [part for part in given.split(os.pathsep) if part] if given else []
+
+
+def _share_gpus(config: LaunchConfig) -> list[dict[str, str]]:
+    """Return what each simulated instance has to see of the GPUs."""
+    gpus, instances = _visible_gpus(config), config.instance_count
+    if instances == 1 or not gpus:
+        return [{} for _ in range(instances)]
+    share = max(1, len(gpus) // instances)
+    shares = [gpus[node * share : (node + 1) * share] or gpus[-share:] for node in range(instances)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in shares]

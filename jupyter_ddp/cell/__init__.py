@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import token
-import tokenize
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,8 +29,8 @@ class Program:
         reads: Names that the body may look up in the notebook; not all of them need exist there.
         assigns: Names that the body may bind.
         empty: Nothing but blank lines and comments.
-        silent: The last token is ``;``: the last expression's value is not shown.
         warnings: Sentences about what will not work on ranks as it does in a notebook.
+        returns: Its last value is what a function gives back, not only something to look at.
     """
 
     source: str
@@ -41,8 +38,8 @@ class Program:
     reads: frozenset[str] = frozenset()
     assigns: frozenset[str] = frozenset()
     empty: bool = False
-    silent: bool = False
     warnings: tuple[str, ...] = ()
+    returns: bool = False
 
 
 def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: ANN401 - an InteractiveShell
@@ -78,7 +75,6 @@ def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: 
         reads=frozenset(walk.reads),
         assigns=frozenset(walk.assigns),
         empty=not tree.body,
-        silent=_ends_with_semicolon(text),
         warnings=_warnings(walk),
     )
 
@@ -108,24 +104,6 @@ def _cell_error(error: SyntaxError, source: str, shift: int) -> CellError:
         column = min(max(error.offset - 1 - indent, 0), len(shown.strip()))
         message += f"\n    {' ' * column}^"
     return CellError(message, line)
-
-
-def _ends_with_semicolon(text: str) -> bool:
-    last = ""
-    try:
-        for item in tokenize.generate_tokens(io.StringIO(text).readline):
-            if item.type not in {
-                token.NEWLINE,
-                token.NL,
-                token.COMMENT,
-                token.ENDMARKER,
-                token.DEDENT,
-                token.INDENT,
-            }:
-                last = item.string
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return last == ";"
 
 
 def _warnings(walk: NameWalk) -> tuple[str, ...]:

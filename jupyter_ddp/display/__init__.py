@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 
 from jupyter_ddp.display.pack import Packer, printable
 from jupyter_ddp.events import DisplayEvent, ErrorEvent, Event, OutEvent, RankEvent, RunEvent
-from jupyter_ddp.render import MIME, bundle, label
+from jupyter_ddp.render import LIVE_DISPLAYS, MIME, bundle, failing_tail, line_text
+from jupyter_ddp.view import DisplayView
 from jupyter_ddp.view.positions import Positions
-from jupyter_ddp.view.summary import note_lines, status_line
+from jupyter_ddp.view.rich_output import MAX_TEXT, shorten
+from jupyter_ddp.view.summary import cut_text, note_lines, status_line
 from jupyter_ddp.view.terminal import Line, Terminal
-from jupyter_ddp.words import ranks_text
+from jupyter_ddp.words import label, shorten_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,6 +32,8 @@ _SLOWEST: Final = 10.0
 _COALESCE: Final = 0.05
 _HEARTBEAT: Final = 1.0
 _BYTES_A_SECOND: Final = 500_000.0
+_REPEATED_A_SECOND: Final = 50_000.0  # of rich output that the page has already
+_URGENT: Final = 1.0  # what is urgent waits at most so long, however big the output is
 
 
 class Publisher(Protocol):
@@ -80,15 +85,18 @@ def open_comm(comm_id: str, data: dict[str, Any]) -> Comm | None:
 
     if getattr(get_ipython(), "kernel", None) is None:
         return None
-    comm: Comm = create_comm(target_name=COMM_TARGET, comm_id=comm_id, data=data, primary=False)
-    return comm
+    comm: Any = create_comm(target_name=COMM_TARGET, comm_id=comm_id, data=data, primary=False)
+    comm.close = lambda **_: None  # which a comm calls, with a message, when its object goes
+    return cast("Comm", comm)
 
 
 class NotebookPublisher:
     """One output that is replaced as the run goes on, and live messages beside it.
 
     The output is replaced 5 times a second at first, less often later, at once when something of weight happens, and
-    never so fast that it costs more than half a megabyte a second. The last state is always shown.
+    never so fast that it costs more than half a megabyte a second. As it is replaced whole, figures go with it again
+    when only lines or the time have changed: then it is replaced less often the bigger they are. What is of weight (a
+    phase, a rank's state) waits for none of this more than a second. The last state is always shown.
     """
 
     def __init__(
@@ -104,9 +112,9 @@ class NotebookPublisher:
         self._handle: Handle | None = None
         self._comm: Comm | None = None
         self._begun = self._last = 0.0
-        self._size = 0
+        self._size = self._rich = 0  # bytes of the last output, and of the rich output in its HTML
         self._changes = self._milestones = self._displays = -1
-        self._dirty = self._urgent = False
+        self._dirty = self._urgent = self._new_displays = False
         # Numbers go on over publishers of one run (attach, a new kernel), because pages drop those that they had.
         self._packer = Packer(0.0)
 
@@ -126,6 +134,7 @@ class NotebookPublisher:
             self._send(now)
         self._dirty = view.changes != self._changes
         self._urgent = view.milestones != self._milestones
+        self._new_displays = view.displays.version != self._displays
         self._last = min(self._last, now)  # a clock that was set back must not stop us
         if self._until_snapshot(now) <= 0:
             self._publish(view, now, final=False)
@@ -142,13 +151,16 @@ class NotebookPublisher:
         self._publish(view, now, final=True)
 
     def _until_snapshot(self, now: float) -> float:
-        age = now - self._begun
-        interval = next((seconds for until, seconds in _RATES if age < until), _SLOWEST)
+        by_size = self._size / _BYTES_A_SECOND
         if self._urgent:
-            interval = _COALESCE
-        elif not self._dirty:  # only the time goes on
-            interval = max(interval, _HEARTBEAT)
-        interval = max(interval, self._size / _BYTES_A_SECOND)
+            interval = max(_COALESCE, min(by_size, _URGENT))
+        else:
+            age = now - self._begun
+            interval = max(by_size, next((seconds for until, seconds in _RATES if age < until), _SLOWEST))
+            if not self._dirty:  # only the time goes on
+                interval = max(interval, _HEARTBEAT)
+            if not self._new_displays:
+                interval = max(interval, min(self._rich / _REPEATED_A_SECOND, _SLOWEST))
         return max(0.0, self._last + interval - now)
 
     def _send(self, now: float, *, last: bool = False) -> None:
@@ -163,8 +175,9 @@ class NotebookPublisher:
         data = bundle(view, now=now, final=final, seq=self._packer.seq, displays=shown != self._displays)
         data = printable(data)
         self._size = sum(len(data[mime]) for mime in ("text/plain", "text/html")) + _size(data[MIME])
+        self._rich = _rich_size(view)
         self._changes, self._milestones, self._displays = view.changes, view.milestones, shown
-        self._dirty = self._urgent = False
+        self._dirty = self._urgent = self._new_displays = False
         self._last = now
         if self._handle is None:
             self._handle = self._open_display(data)
@@ -174,19 +187,41 @@ class NotebookPublisher:
 
 def _size(snapshot: dict[str, Any]) -> int:
     """Return about how many bytes a snapshot has: what can be big in it, and the ranks."""
-    displays = snapshot.get("displays", ())
-    text = sum(len(value) for shown in displays for value in shown["data"].values() if isinstance(value, str))
-    return 1_000 + 40 * len(snapshot["ranks"]) + text
+    displays = sum(_text_size(shown["data"]) for shown in snapshot.get("displays", ()))
+    return 1_000 + 40 * len(snapshot["ranks"]) + displays
+
+
+def _rich_size(view: RunView) -> int:
+    """Return about how many bytes of rich output a live output has."""
+    _, items = view.recent(0, LIVE_DISPLAYS)
+    return sum(_text_size(item.data) for item in items if isinstance(item, DisplayView))
+
+
+def _text_size(data: dict[str, Any]) -> int:
+    return sum(len(value) for value in data.values() if isinstance(value, str))
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Lines of a stream that nobody brought here."""
+
+    rank: int
+    stream: str
+    lines: int
 
 
 class TerminalPublisher:
-    """Plain lines as they come, ``[rank] text``; an open line (a progress bar) is printed once it is closed."""
+    """Plain lines as they come, ``[rank] text``; an open line (a progress bar) is printed once it is closed.
+
+    Lines of a flood that nobody brought here are counted where they would stand; the last lines of a rank that failed
+    are printed at the end if ``--show`` has left them out.
+    """
 
     def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
         self._out = out
         self._clock = clock
         self._terminals: dict[tuple[str, int, str], tuple[Terminal, Positions]] = {}
-        self._waiting: dict[int, Line] = {}  # begun and not yet printed, by id, in order
+        self._waiting: dict[int, Line | _Gap] = {}  # begun and not yet printed, by id, in order
         self._status = ""
 
     def start(self, view: RunView) -> None:
@@ -201,16 +236,17 @@ class TerminalPublisher:
             if isinstance(event, OutEvent):
                 self._take(view, event)
             elif isinstance(event, DisplayEvent) and event.action != "clear" and event.rank is not None:
-                self._print_closed()
+                self._print_closed(view)
                 if view.shown(event.rank):
                     self._print_display(event.rank, event)
             elif isinstance(event, RunEvent) and event.phase != "ended":
                 self._say_status(view, now)
-            elif isinstance(event, ErrorEvent) and not event.traceback:
-                self._print(f"[{event.rank}!] {event.type}: {event.message}")
+            elif isinstance(event, ErrorEvent) and event.rank is not None and not event.traceback:
+                message = shorten_text(event.message, MAX_TEXT)
+                self._print(f"{label(event.rank, 'stderr')} {event.type}: {message}")
             elif isinstance(event, RankEvent) and event.state == "heard":
                 self._say_status(view, now)
-        self._print_closed()
+        self._print_closed(view)
         self._flush()
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - the interface
@@ -218,18 +254,18 @@ class TerminalPublisher:
         return None
 
     def finish(self, view: RunView, now: float) -> None:
-        """Print the lines that are still open, the notes and how the run ended."""
-        for line in self._waiting.values():
-            if line.text.strip():
-                self._print(f"{label(line)} {line.text}")
+        """Print the lines that are still open, what was left out, the notes and how the run ended."""
+        for waiting in self._waiting.values():
+            if isinstance(waiting, _Gap) or waiting.text.strip():
+                self._print_line(view, waiting)
         self._waiting.clear()
-        for text in note_lines(view):
+        for text in (*failing_tail(view, lambda line: view.shown(line.rank)), *note_lines(view)):
             self._print(text)
         self._print(status_line(view, now))
         self._flush()
 
     def _take(self, view: RunView, event: OutEvent) -> None:
-        if event.rank is None or event.text is None or not view.shown(event.rank) or event.length <= 0:
+        if event.rank is None or not view.shown(event.rank) or event.length <= 0:
             return
         key = (event.attempt, event.rank, event.stream)
         if key not in self._terminals:
@@ -237,20 +273,38 @@ class TerminalPublisher:
         terminal, positions = self._terminals[key]
         if positions.take(event.offset, event.offset + event.length) is None:
             return
+        if event.text is None:
+            lines = max(0, event.lines)
+            if lines and terminal.close():  # the line that was open ended in the text that is not here
+                lines -= 1
+                self._terminals[key] = (Terminal(event.rank, event.stream), positions)
+            last = next(reversed(self._waiting.values()), None)
+            if isinstance(last, _Gap) and (last.rank, last.stream) == (event.rank, event.stream):
+                last.lines += lines
+            elif lines:
+                gap = _Gap(event.rank, event.stream, lines)
+                self._waiting[id(gap)] = gap
+            return
         begun, _ = terminal.feed(event.text)
         for line in begun:
             self._waiting[id(line)] = line
 
-    def _print_closed(self) -> None:
-        for key, line in list(self._waiting.items()):
-            if not line.open:
-                self._print(f"{label(line)} {line.text}")
+    def _print_closed(self, view: RunView) -> None:
+        for key, waiting in list(self._waiting.items()):
+            if isinstance(waiting, _Gap) or not waiting.open:
+                self._print_line(view, waiting)
                 del self._waiting[key]
 
+    def _print_line(self, view: RunView, line: Line | _Gap) -> None:
+        if isinstance(line, _Gap):
+            self._print(f"{label(line.rank, line.stream)} {cut_text(view, line.lines)}")
+        else:
+            self._print(line_text(line))
+
     def _print_display(self, rank: int, event: DisplayEvent) -> None:
-        text = event.data.get("text/plain")
-        for part in (text if isinstance(text, str) else f"<{next(iter(event.data), 'display')}>").split("\n"):
-            self._print(f"[{ranks_text((rank,))}] {part}")
+        shown = DisplayView(ranks=(rank,), data=shorten(event.data), file=event.file)
+        for part in shown.text.rstrip("\n").split("\n"):
+            self._print(f"{label(rank)} {part}")
 
     def _say_status(self, view: RunView, now: float) -> None:
         text = status_line(view, now)

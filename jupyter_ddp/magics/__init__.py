@@ -15,7 +15,7 @@ from traitlets import Float, Int, Unicode
 from jupyter_ddp import backends, doctor, history
 from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program, compile_cell
-from jupyter_ddp.errors import ConfigError, JupyterDDPError, RunNotFoundError, UsageError
+from jupyter_ddp.errors import JupyterDDPError, RunInterrupt, RunNotFoundError, UsageError
 from jupyter_ddp.hints import for_notebook_error
 from jupyter_ddp.line import FLAGS, effective, effective_line, parse_cell_line
 from jupyter_ddp.line.commands import WORDS, Command, parse_command
@@ -23,6 +23,7 @@ from jupyter_ddp.magics.completion import matcher
 from jupyter_ddp.magics.first_line import magic_first
 from jupyter_ddp.magics.panel_text import panel_text, values_text
 from jupyter_ddp.magics.traits import LaunchTraits
+from jupyter_ddp.preflight import LATER, preflight
 from jupyter_ddp.run import Run
 from jupyter_ddp.rundir import RunStore
 from jupyter_ddp.settings import SETTINGS, current_config
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["DistributedMagics", "current_config", "install", "uninstall"]
 
 _DAY: Final = 86_400.0
-_LATER: Final = "comes with a later version"
 _declare: Any = magic_arguments  # has no types
 
 
@@ -111,24 +111,23 @@ class DistributedMagics(Magics, LaunchTraits):
             self.changed_fields,
             config_name=invocation.config_name,
         )
-        _refuse_what_comes_later(config)
+        preflight(config)
         program = compile_cell(cell, shell, magic=f"%%distributed {line}".rstrip())
         if program.empty:
             _say("The cell has no code: nothing was started.")
             return
         config = backends.get_backend(config.backend).resolve(config)
-        _check_environment(config)
         payload = capture(program, shell.user_ns, push=config.push)
         if invocation.dry_run:
             _say(_plan(config, origins, program, payload))
             return
-        self._assigned = program.assigns - shell.user_ns.keys()
         self._run(program, payload, config, origins)
 
     def _run(self, program: Program, payload: Payload, config: LaunchConfig, origins: dict[str, str]) -> None:
         from jupyter_ddp.runner import raise_for, run_program
 
         store = self.store
+        assigned = program.assigns - self._shell.user_ns.keys()
         try:
             result = run_program(
                 program,
@@ -140,22 +139,21 @@ class DistributedMagics(Magics, LaunchTraits):
                 store=store,
                 output_cap=self.output_cap,
             )
-        except KeyboardInterrupt as stop:
-            self._bind_out(config, getattr(stop, "result", None))
+        except RunInterrupt as stop:
+            self._leave(config, stop.result, assigned)
             raise
         finally:
             with contextlib.suppress(OSError):
                 store.prune(keep=self.keep_runs, max_age=self.keep_days * _DAY, max_bytes=self.keep_bytes)
-        self._bind_out(config, result)
+        self._leave(config, result, assigned)
         raise_for(result)
         wanted = [pull.name for pull in config.pull]
         self._shell.push({name: result.pulled[name] for name in wanted if name in result.pulled})
-        missing = [name for name in wanted if name not in result.pulled]
-        if missing:
-            _say(f"--pull: {', '.join(missing)} did not come back and was not bound.", file=sys.stderr)
 
-    def _bind_out(self, config: LaunchConfig, result: DistributedResult | None) -> None:
-        if config.out and result is not None:
+    def _leave(self, config: LaunchConfig, result: DistributedResult, assigned: frozenset[str]) -> None:
+        """Take note of a run that is over, whether it went well or not: of what it left, and of what it did not."""
+        self._assigned = assigned
+        if config.out:
             self._shell.push({config.out: result})
 
     def _help(self) -> str:
@@ -168,7 +166,7 @@ class DistributedMagics(Magics, LaunchTraits):
             return
         if command.word in ("attach", "detach"):
             raise UsageError(
-                f"%distributed {command.word} {_LATER}: a run blocks its cell for now, and ■ interrupts it."
+                f"%distributed {command.word} {LATER}: a run blocks its cell for now, and ■ interrupts it."
             )
         _say(getattr(self, f"_word_{command.word or 'panel'}")(command))
 
@@ -229,24 +227,6 @@ class DistributedMagics(Magics, LaunchTraits):
 
 def _say(text: str, file: TextIO | None = None) -> None:
     print(text, file=file)
-
-
-def _refuse_what_comes_later(config: LaunchConfig) -> None:
-    if config.backend == "sagemaker" and "sagemaker" not in backends.names():
-        raise UsageError(f"--backend sagemaker {_LATER}: write -b local, or leave it out.")
-    if config.distribution is not None:
-        raise UsageError(f"--distribution {_LATER}: write --protocol, -N and -p, which say the same here.")
-    if config.detach:
-        raise UsageError(f"--detach {_LATER}: leave it out, and the cell shows the run until it is over.")
-
-
-def _check_environment(config: LaunchConfig) -> None:
-    missing = [name for name, value in config.env.items() if value is None and name not in os.environ]
-    if missing:
-        what = (
-            f"--env {missing[0]} takes the kernel's value, but the kernel's environment has no {missing[0]}"
-        )
-        raise ConfigError("env", f"{what}: write --env {missing[0]}=VALUE.")
 
 
 def _plan(config: LaunchConfig, origins: dict[str, str], program: Program, payload: Payload) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from jupyter_ddp.config import FIELDS, LaunchConfig
 from jupyter_ddp.line.effective import effective_line, field_text
 from jupyter_ddp.line.flags import FLAGS
+from jupyter_ddp.words import table_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,11 +29,7 @@ def values_text(config: LaunchConfig, origins: Mapping[str, str]) -> str:
     rows += [
         (name, _FLAG_OF.get(name, ""), _value(config, name), origins.get(name, "default")) for name in FIELDS
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
-        for row in rows
-    )
+    return table_text(rows)
 
 
 def _value(config: LaunchConfig, name: str) -> str:

@@ -7,24 +7,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jupyter_ddp.render.html import html
+from jupyter_ddp.render.html import LIVE_DISPLAYS, LIVE_LINES, html
 from jupyter_ddp.render.snapshot import MIME, snapshot
 from jupyter_ddp.view import DisplayView, RunView, sgr
 from jupyter_ddp.view.summary import cut_text, note_lines, status_line
 from jupyter_ddp.view.terminal import Line
-from jupyter_ddp.words import count_text, ranks_text
+from jupyter_ddp.words import count_text, label, ranks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["MIME", "bundle", "failure_text", "label", "plain"]
-
-LIVE_LINES: Final = 20
-"""Lines of text/plain while the run goes on."""
-LIVE_DISPLAYS: Final = 4
-"""Displays of text/plain while the run goes on."""
+__all__ = ["LIVE_DISPLAYS", "MIME", "bundle", "failing_tail", "failure_text", "line_text", "plain"]
 
 
 class _Row(NamedTuple):
@@ -66,7 +61,12 @@ def plain(view: RunView, *, now: float, final: bool = True) -> str:
 
 
 def failure_text(view: RunView) -> str:
-    """Return the message of a `DistributedError`: the first cause on top, then all that belongs to it."""
+    """Return the message of a `DistributedError`: the first cause on top, then all that belongs to it.
+
+    That of a run that succeeded is "".
+    """
+    if view.ok:
+        return ""
     failure = view.failure
     if failure is None:
         return view.reason or f"the run ended without success ({view.outcome or view.phase})"
@@ -84,13 +84,13 @@ def failure_text(view: RunView) -> str:
     return "\n".join(lines)
 
 
-def label(line: Line) -> str:
-    """Return what stands before a line's text."""
-    return f"[{line.rank}!]" if line.stream == "stderr" else f"[{line.rank}]"
+def line_text(line: Line) -> str:
+    """Return a line as text/plain has it: ``[rank] text``."""
+    return f"{label(line.rank, line.stream)} {line.text}"
 
 
 def _line_row(line: Line) -> _Row:
-    return _Row(f"{label(line)} {line.text}", line.rank, 1 if line.stream == "stderr" else 0)
+    return _Row(line_text(line), line.rank, 1 if line.stream == "stderr" else 0)
 
 
 def _display_rows(shown: DisplayView) -> Iterator[_Row]:
@@ -170,16 +170,15 @@ def _after(view: RunView, *, final: bool) -> list[str]:
         notes = note_lines(view)
         return ["", *notes] if notes else []
     if final:
-        lines += _failing_tail(view)
+        tail = failing_tail(view, lambda line: line.kept)
+        lines += ["", *tail] if tail else []
         lines += ["", *failure_text(view).split("\n")]
     else:
         lines += ["", failure.headline]
     return lines
 
 
-def _failing_tail(view: RunView) -> list[str]:
-    """Return the last lines of the rank that failed, if they are not among the kept ones."""
-    last = [line for line in view.failing_lines(lambda line: line.kept) if not _is_idle(line)]
-    if not last:
-        return []
-    return ["", f"last lines of rank {last[0].rank}:", *(f"{label(line)} {line.text}" for line in last)]
+def failing_tail(view: RunView, visible: Callable[[Line], bool]) -> list[str]:
+    """Return the last lines of the rank that failed, with a heading, if not all of them are visible anyway."""
+    last = [line for line in view.failing_lines(visible) if not _is_idle(line)]
+    return [f"last lines of rank {last[0].rank}:", *map(line_text, last)] if last else []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_ddp.view import sgr
 from jupyter_ddp.view.summary import STATE_WORDS, cut_text, note_lines, states_text, status_line
 from jupyter_ddp.view.terminal import Line
-from jupyter_ddp.words import count_text, duration_text, ranks_named, signal_name
+from jupyter_ddp.words import count_text, duration_text, label, ranks_named, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 FINAL_LINES: Final = 100
 """Lines that the final HTML shows; all kept ones are in text/plain."""
 LIVE_LINES: Final = 20
+"""Lines that HTML and text/plain have while the run goes on."""
 LIVE_DISPLAYS: Final = 4
-"""What there is of rich output while the run goes on: it is sent again and again."""
+"""What they have of rich output then: it is sent again and again."""
 _ALL: Final = 1_000_000
 _MOST_ROWS: Final = 64
 _LIVE_ROWS: Final = 16
@@ -144,9 +145,8 @@ def _pre(lines: list[str]) -> Iterator[str]:
 
 
 def _line(line: Line) -> str:
-    if line.stream == "stderr":
-        return f"{_tag('span', f'[{line.rank}!]', _STDERR)} {sgr.to_html(line.text)}"
-    return f"{_tag('span', f'[{line.rank}]', _MUTED)} {sgr.to_html(line.text)}"
+    style = _STDERR if line.stream == "stderr" else _MUTED
+    return f"{_tag('span', label(line.rank, line.stream), style)} {sgr.to_html(line.text)}"
 
 
 def _display(shown: DisplayView, view: RunView) -> str:
@@ -198,9 +198,9 @@ def _failure(view: RunView, *, final: bool) -> str:
         parts.append(_tag("div", escape(place) + (f": <code>{escape(source)}</code>" if source else "")))
     if failure.traceback and final:
         # Folded: the error that the cell raises shows it too, right below.
-        what = (
-            "traceback" if failure.type else "where it was" if failure.rank is not None else "where they were"
-        )
+        what = "traceback" if failure.type and not failure.stacks else "where it was"
+        if len(failure.stacks) > 1:
+            what = "where they were"
         inner = _tag("summary", what) + _block(sgr.to_html(failure.traceback.strip("\n")))
         parts.append(_tag("details", inner, "margin:6px 0"))
     parts += [_tag("div", escape(text), _MUTED) for text in failure.consequences()]

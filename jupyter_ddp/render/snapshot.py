@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.view import sgr
 from jupyter_ddp.view.summary import note_lines
+from jupyter_ddp.words import shorten_text
 
 if TYPE_CHECKING:
     from jupyter_ddp.view.model import RankView, RunView
@@ -22,7 +23,7 @@ LIVE_COLUMNS: Final = ("state", "lines", "started", "finished")
 """What a rank's row has while the run goes on; times are seconds since the run was created."""
 FINAL_COLUMNS: Final = (*LIVE_COLUMNS, "node", "local_rank", "host", "device", "exit_code", "signal", "last")
 _LAST: Final = 200
-_LIVE_TRACEBACK: Final = 4_000
+_LIVE_TEXT: Final = 4_000
 _CONFIG: Final = ("show", "timeout", "detach", "instance_type")
 
 
@@ -118,7 +119,8 @@ def _failure(view: RunView, *, final: bool) -> dict[str, Any] | None:
     out = asdict(failure)
     del out["stacks"]  # they are in the traceback
     if not final:
-        out["traceback"] = failure.traceback[-_LIVE_TRACEBACK:]
+        out["message"] = shorten_text(failure.message, _LIVE_TEXT)
+        out["traceback"] = failure.traceback[-_LIVE_TEXT:]
     return {key: value for key, value in out.items() if value not in (None, "", ())}
 
 

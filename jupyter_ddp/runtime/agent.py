@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 HEAR_LIMIT: Final = 0.4
 """Seconds in which a rank's Python must have heard the interrupt."""
+EXIT_LIMIT: Final = 2.0
+"""Seconds after an interrupt in which a rank whose cell is over must have ended."""
 STACKS_TIME: Final = 0.3
 LAUNCHER_GRACE: Final = 3.0
 LEFTOVER_GRACE: Final = 0.1
@@ -61,6 +63,7 @@ class Agent:
             spec["sockets"][node], self._selector, on_ready=self._read, on_bell=self._ranks.ring
         )
         self._peers: dict[int, Channel] = {}
+        self._awaited = set(range(1, spec["nnodes"]))
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._reports: deque[dict[str, Any]] = deque()
         self._launch_try = 0
@@ -166,10 +169,8 @@ class Agent:
         elif channel.role in ("rank", "stub"):
             self._ranks.receive(channel, message)
         elif channel.role == "client":
-            known = message.get("op") in COMMANDS
-            if known:
-                self._up(**message)
-            channel.send({"op": "ok"} if known else {"op": "error", "text": "no such command"})
+            if message.get("op") in COMMANDS:
+                self._up(op=message["op"])
         elif self._node == 0:
             self._up(**message)
         else:
@@ -177,9 +178,12 @@ class Agent:
 
     def _hello(self, channel: Channel, message: dict[str, Any]) -> None:
         role = str(message.get("role", "")) if message.get("op") == "hello" else ""
-        if role == "agent":
+        if role == "agent" and self._node == 0 and message["node"] in self._awaited:
+            self._awaited.discard(message["node"])
             channel.node = message["node"]
             self._peers[message["node"]] = channel
+        elif role == "agent":
+            role = ""
         if role in ("agent", "client") or (role in ("rank", "stub") and self._ranks.hello(channel, message)):
             channel.role = role
         else:
@@ -196,7 +200,12 @@ class Agent:
         if self._conductor is None:
             return
         while self._reports:
-            self._conductor.report(self._reports.popleft(), time.monotonic())
+            report = self._reports.popleft()
+            try:
+                self._conductor.report(report, time.monotonic())
+            except (LookupError, TypeError, ValueError):
+                traceback.print_exc()  # in the agent's own log
+                self._log.add(NoteEvent, level="warning", text="a report was not understood")
         self._conductor.tick(time.monotonic())
         if self._reports:
             self._conduct()
@@ -227,6 +236,8 @@ class Agent:
         self._ranks.interrupt()
         self._after(HEAR_LIMIT, lambda: self._ranks.signal_unheard(signal.SIGTERM))
         self._after(2 * HEAR_LIMIT, lambda: self._ranks.signal_unheard(signal.SIGKILL))
+        self._after(EXIT_LIMIT, lambda: self._ranks.signal_finished(signal.SIGTERM))
+        self._after(EXIT_LIMIT + HEAR_LIMIT, lambda: self._ranks.signal_finished(signal.SIGKILL))
         self._after(order["grace"], lambda: self._end_ranks(HEAR_LIMIT))
 
     def _order_kill(self, _order: dict[str, Any]) -> None:
@@ -258,6 +269,7 @@ class Agent:
         self._released = True
         self._ranks.release()
         self._end_leftovers(tell=order["outcome"] == "succeeded")
+        self._ranks.finish()
         verdict = _verdict(order)
         if order["outcome"] == "failed" and (aborted := self._launcher.abort_text()):
             verdict |= {"outcome": "lost", "reason": aborted}
@@ -305,9 +317,13 @@ class Agent:
         """The owner of the run is gone: so is the run, at once."""
         self._kill_everything()
         if not self._released:
+            self._ranks.finish()
             guarded = os.getppid() == self._guard
             reason = "the notebook's kernel was gone" if guarded else "the guard of the run was killed"
             self._end_of_log("stopped" if guarded else "lost", reason)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(self._spec["sockets"][self._node]))
         os._exit(0)
 
     def _join(self, now: float) -> None:
@@ -325,6 +341,7 @@ class Agent:
         self._kill_everything()
         if not self._released:
             self._released = True
+            self._ranks.finish()
             self._end_of_log("lost", "the agent of instance 0 is gone")
         self._leaving = True
 

@@ -235,7 +235,7 @@ class Conductor:
     ) -> None:
         if self._verdict is not None:
             return
-        verdict.unfinished = sorted(self._unfinished)
+        verdict.unfinished = sorted(self._unfinished or self._living)
         self._verdict = verdict
         self._deadline = self._stacks_until = self._start_by = None
         self._abort_grace = grace

@@ -5,13 +5,12 @@ Exceptions never travel as pickles: the notebook could not always load them, and
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-
-import IPython
 
 import jupyter_ddp
 from jupyter_ddp.events import ErrorEvent
@@ -26,11 +25,16 @@ INTERRUPT_CODE: Final = 130
 MESSAGE_LIMIT: Final = 16_000
 TRACEBACK_LIMIT: Final = 200_000
 
+
+def _folder(package: str) -> str:
+    """Return the folder of a package as its frames name it. It is not imported: what cannot be imported is told too."""
+    spec = importlib.util.find_spec(package)
+    return os.path.join(os.path.dirname(spec.origin), "") if spec and spec.origin else f"<{package}>"
+
+
 _HIDDEN: Final = (
-    *(
-        os.path.join(os.path.dirname(module.__file__ or module.__name__), "")
-        for module in (IPython, jupyter_ddp)
-    ),
+    _folder("IPython"),
+    _folder(jupyter_ddp.__name__),
     "<frozen runpy>",
     os.path.join(os.path.dirname(os.__file__), "runpy.py"),
     os.path.join(os.path.dirname(os.__file__), "codeop.py"),
@@ -55,10 +59,15 @@ def describe(error: BaseException, source: Source, time: float) -> ErrorEvent:
     )
 
 
-def with_traceback(event: ErrorEvent, error: BaseException, source: Source) -> ErrorEvent:
-    """Return the event with the traceback that Python would print, of the user's frames only. Never raises."""
+def with_traceback(
+    event: ErrorEvent, error: BaseException, source: Source, *, whole: bool = False
+) -> ErrorEvent:
+    """Return the event with the traceback that Python would print, of the user's frames only. Never raises.
+
+    A `whole` one has all frames: for what no code of the user's has to do with.
+    """
     try:
-        text = _render(error, source)
+        text = _render(error, source, whole=whole)
     except Exception:  # noqa: BLE001 - an exception that breaks `traceback` still has to be told
         text = f"{event.type}: {event.message}"
     if len(text) > TRACEBACK_LIMIT:
@@ -108,13 +117,14 @@ def _places(tb: TracebackType | None) -> Iterator[tuple[str, int | None]]:
         tb = tb.tb_next
 
 
-def _render(error: BaseException, source: Source) -> str:
+def _render(error: BaseException, source: Source, *, whole: bool) -> str:
     tree = traceback.TracebackException(
         type(error), error, error.__traceback__, lookup_lines=False, compact=True
     )
     if isinstance(error, KeyboardInterrupt):
         tree.__cause__ = tree.__context__ = None
-    _clean(tree, source, set())
+    if not whole:
+        _clean(tree, source, set())
     return "".join(tree.format()).rstrip("\n")
 
 

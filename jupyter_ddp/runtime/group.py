@@ -9,8 +9,6 @@ import threading
 
 from jupyter_ddp.runtime.link import start_quiet_thread
 
-BACKENDS = ("auto", "nccl", "gloo")
-
 
 def initialise(backend: str) -> None:
     """Make the default process group; ``auto`` is nccl where there are GPUs, else gloo.

@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> None:
     """Guard one run until nothing of it is left."""
     run_dir, owner = Path(arguments[0]), int(arguments[1])
     spec = json.loads((run_dir / "spec.json").read_bytes())
+    (run_dir / "spec.json").unlink()  # it has the environment, secrets and all
     spec["file_limit"] = raise_file_limit()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -48,12 +49,9 @@ def main(arguments: list[str]) -> None:
     os.close(1)  # the doorbell's end of file means: no agent is left
     _watch(spec["run_id"], agents, owner, hold)
     kill_all(spec["run_id"])
-    for path in spec["sockets"]:
-        for name in (path, f"{path}.bell"):
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-    with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(spec["sockets"][0]))
+    from shutil import rmtree  # when nobody waits for it
+
+    rmtree(os.path.dirname(spec["sockets"][0]), ignore_errors=True)
 
 
 def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, hold: int) -> int:

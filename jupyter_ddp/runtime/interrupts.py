@@ -1,7 +1,12 @@
-"""What a SIGINT does to a rank: it tells the agent that Python heard it, and stops the cell as in a notebook."""
+"""What a SIGINT does to a rank: it tells the agent that Python heard it, and stops the cell as in a notebook.
+
+A handler that the user's code installs comes in the place of the second, not of the first: the agent would end a rank
+that does not seem to hear.
+"""
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +21,7 @@ T = TypeVar("T")
 
 
 class Interrupts:
-    """The SIGINT handler of a rank, unless the user's code installs another.
+    """The SIGINT handler of a rank, and what tells the agent of the interrupts that a handler of the user's takes.
 
     While `listening` is off (no cell runs) an interrupt is nothing; the agent has other means.
 
@@ -33,8 +38,24 @@ class Interrupts:
         self.count = 0
 
     def install(self) -> None:
-        """Make this the process's handler; main thread only."""
+        """Make this the process's handler, and have handlers that come later tell too; main thread only, once.
+
+        ``signal.signal`` and ``signal.getsignal`` go on as documented: who asks for a handler gets what was installed.
+        """
         signal.signal(signal.SIGINT, self.handle)
+        install, installed = signal.signal, signal.getsignal
+
+        @functools.wraps(install)
+        def install_telling(signalnum: Any, handler: Any) -> Any:  # noqa: ANN401 - as `signal.signal`
+            if signalnum == signal.SIGINT and callable(handler) and handler != self.handle:
+                handler = _Telling(handler, self._heard)
+            return _users(install(signalnum, handler))
+
+        @functools.wraps(installed)
+        def users_handler(signalnum: Any) -> Any:  # noqa: ANN401 - as `signal.getsignal`
+            return _users(installed(signalnum))
+
+        vars(signal).update(signal=install_telling, getsignal=users_handler)
 
     def run(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end on `loop`.
@@ -92,6 +113,22 @@ class Interrupts:
                 loop.call_soon_threadsafe(task.cancel)
                 return
         raise KeyboardInterrupt
+
+
+class _Telling:
+    """A handler of the user's, before which the agent is told."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any], heard: Callable[[], None]) -> None:
+        self.handler = handler
+        self._heard = heard
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._heard()
+        self.handler(number, frame)
+
+
+def _users(handler: Any) -> Any:  # noqa: ANN401 - what stands for a handler
+    return handler.handler if isinstance(handler, _Telling) else handler
 
 
 def is_cancellation(error: BaseException) -> bool:

@@ -10,9 +10,10 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from jupyter_ddp.launchers import WORKER, mpirun_command, torchrun_command
-from jupyter_ddp.runtime.process import MARKER, die_with_parent, reap, restore_file_limit, signal_name
+from jupyter_ddp.launchers import WORKER, mpirun_command, session_environment, torchrun_command
+from jupyter_ddp.runtime.process import MARKER, die_with_parent, reap, restore_file_limit
 from jupyter_ddp.runtime.record import read_text
+from jupyter_ddp.words import signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +126,8 @@ class Launcher:
         env = dict(spec["env"])
         if spec["protocol"] == "torchrun":
             env.update(spec["node_env"][self._node])
+        else:
+            env = session_environment(spec["mpi"], os.path.dirname(spec["sockets"][0])) | env
         env[MARKER] = spec["run_id"]
         env["JUPYTER_DDP_SOCKETS"] = os.pathsep.join(spec["sockets"])
         env["JUPYTER_DDP_NPROC"] = str(spec["nproc"])

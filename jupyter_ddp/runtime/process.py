@@ -134,34 +134,35 @@ def descendants(processes: dict[int, Process], root: int) -> set[int]:
     return found
 
 
-def of_run(run_id: str, root: int, spare: frozenset[int] = frozenset()) -> list[Process]:
-    """Return the living processes of a run: below `root` or marked. Never `root`, this process, or one of `spare`."""
+def of_run(run_id: str, root: int) -> list[Process]:
+    """Return the living processes of a run: below `root` or marked. Never `root` or this process."""
     processes = table(run_id)
     below = descendants(processes, root)
-    spared = {root, os.getpid(), *spare}
-    return [p for p in processes.values() if (p.pid in below or p.marked) and p.pid not in spared]
+    return [
+        p for p in processes.values() if (p.pid in below or p.marked) and p.pid not in (root, os.getpid())
+    ]
 
 
-def kill_all(
-    run_id: str, root: int | None = None, *, spare: frozenset[int] = frozenset(), limit: float = 5.0
-) -> set[str]:
+def kill_all(run_id: str, root: int | None = None, *, collect: bool = True, limit: float = 5.0) -> set[str]:
     """SIGKILL every process of a run until none is left; return the names of those that were killed.
 
     Args:
         run_id: The run whose marker is looked for.
         root: The process below which everything belongs to the run; this process by default.
-        spare: Processes to leave alone.
+        collect: Whether children of this process that have ended are collected: false where they may be somebody
+            else's, as in the notebook's kernel.
         limit: Seconds after which it gives up (a process in uninterruptible sleep).
     """
     root = os.getpid() if root is None else root
     names: set[str] = set()
     end = time.monotonic() + limit
-    while victims := of_run(run_id, root, spare):
+    while victims := of_run(run_id, root):
         for process in victims:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
                 names.add(process.name)
-        reap()
+        if collect:
+            reap()
         if time.monotonic() > end:
             break
         time.sleep(0.003)
@@ -194,11 +195,3 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return stat[stat.rindex(b")") + 2 : stat.rindex(b")") + 3] not in b"ZX"
-
-
-def signal_name(number: int) -> str:
-    """Return a signal's name, ``SIGSEGV`` for 11; ``signal 42`` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.events import Event, NoteEvent, RankEvent, to_json
 from jupyter_ddp.runtime import group
+from jupyter_ddp.runtime.device import own_device
 from jupyter_ddp.runtime.interrupts import Interrupts
-from jupyter_ddp.runtime.link import Bell, Link
+from jupyter_ddp.runtime.link import Bell, Link, start_quiet_thread
 from jupyter_ddp.runtime.source import NOWHERE, Source, cell_source, setup_source
 from jupyter_ddp.runtime.streams import Streams
 
@@ -29,6 +31,9 @@ SEND_LIMIT: Final = 2.0
 """Seconds that a rank waits until its last frames have been sent."""
 END_LIMIT: Final = 1.0
 """Seconds for destroying a process group that was left, and for asyncio tasks that were left."""
+LINGER: Final = 2.0
+"""Seconds after the last cell in which a rank is expected to end; then it says what keeps it."""
+_STARTING: Final = "while the rank was made ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,13 @@ class Rank:
                 "host": socket.gethostname(),
             }
         )
-        import jupyter_ddp.runtime.shell  # noqa: F401 - heavy: while the agent prepares the cell
-
         while True:
             frame = self._link.receive()
             if frame.get("op") == "exit":
                 break
             if frame.get("op") == "cell":
                 self._code = self._run_frame(frame)
-                if frame.get("last", True):
+                if frame.get("last", True) or self._shell is None:
                     break
         return self._finish()
 
@@ -91,18 +94,21 @@ class Rank:
         """Run one cell, with what comes before and after it; return the exit code that it asks for."""
         from jupyter_ddp.runtime.failure import exit_code, is_quiet_end
 
-        shell = self._shell = self._shell or self._open(Path(frame["run_dir"]))
-        ending = self._guard(lambda: self._run_cell(shell, frame))
+        ending = Ending() if self._shell else self._make_ready(Path(frame["run_dir"]))
+        shell = self._shell
+        if shell is not None:
+            ending = self._guard(lambda: self._run_cell(shell, frame))
         if not self._link.is_owner:  # a forked child that did not end where the cell did
             self._streams.sizes()
             os._exit(0 if ending.error is None else exit_code(ending.error))
         failed = not is_quiet_end(ending.error)
         if failed:
             self._tell(ending)
-        saved = self._guard(lambda: self._save(shell, frame, ending, must_exist=not failed))
-        if saved.error is not None and not failed:
-            self._tell(saved)
-            ending = saved
+        if shell is not None:
+            saved = self._guard(lambda: self._save(shell, frame, ending, must_exist=not failed))
+            if saved.error is not None and not failed:
+                self._tell(saved)
+                ending = saved
         ok = is_quiet_end(ending.error)
         self._link.put({"op": "done", "ok": ok, "n": frame.get("n", 0), "o": self._streams.sizes()})
         self._link.drain(SEND_LIMIT)
@@ -119,25 +125,31 @@ class Rank:
         except BaseException as error:  # noqa: BLE001
             return Ending(error, time.time())
 
-    def _open(self, run_dir: Path) -> RankShell:
-        """Make the streams files and the shell; everything before went to the launcher's log."""
-        from jupyter_ddp.runtime.adapt import adapt_libraries
-        from jupyter_ddp.runtime.display import Outlet
-        from jupyter_ddp.runtime.shell import make_shell
+    def _make_ready(self, run_dir: Path) -> Ending:
+        """Make the streams files, then the shell. Only what went wrong before is in the launcher's log."""
+        try:
+            self._streams.open(run_dir, self._rank)
+            self._streams.watch_faults(run_dir, self._rank)
+            # After the streams: IPython and what it needs may be broken here.
+            from jupyter_ddp.runtime.adapt import adapt_libraries
+            from jupyter_ddp.runtime.display import Outlet
+            from jupyter_ddp.runtime.shell import make_shell
 
-        self._streams.open(run_dir, self._rank)
-        self._streams.watch_faults(run_dir, self._rank)
-        adapt_libraries()
-        self._worker_main = sys.modules["__main__"]  # kept: its code still runs
-        outlet = Outlet(self._rank, run_dir, self._put, lambda: self._link.is_owner)
-        return make_shell(outlet, self._interrupts, run_dir / "ipython")
+            adapt_libraries()
+            self._worker_main = sys.modules["__main__"]  # kept: its code still runs
+            outlet = Outlet(self._rank, run_dir, self._put, lambda: self._link.is_owner)
+            self._shell = make_shell(outlet, self._interrupts, run_dir / "ipython")
+        except Exception as error:  # noqa: BLE001 - of packages that are not ours
+            return Ending(error, time.time(), step=_STARTING)
+        return Ending()
 
     def _run_cell(self, shell: RankShell, frame: dict[str, Any]) -> Ending:
         prepared = self._prepare(shell, frame)
         if prepared.error is not None:
             return prepared
         source = cell_source(frame.get("n", 0), frame.get("magic", "%%distributed"), frame["source"])
-        self._put(RankEvent(state="running", time=time.time()))
+        device = own_device(self._local_rank, os.environ)
+        self._put(RankEvent(state="running", device=device, time=time.time()))
         outcome = shell.run(frame["source"], source, behind=1)
         return Ending(outcome.error, outcome.time, source, value=outcome.value)
 
@@ -171,10 +183,10 @@ class Rank:
     def _save(self, shell: RankShell, frame: dict[str, Any], ending: Ending, *, must_exist: bool) -> Ending:
         from jupyter_ddp.runtime.pull import Saver
 
-        saver = Saver(Path(frame["run_dir"]), self._rank, self._put)
-        saver.save(frame.get("pull") or [], shell.user_ns, must_exist=must_exist)
+        saver = Saver(Path(frame["run_dir"]), self._rank, self._put, shell.user_ns)
+        saver.save(frame.get("pull") or [], must_exist=must_exist)
         if ending.value is not None:
-            saver.save_last(ending.value)
+            (saver.save_returned if frame.get("returns") else saver.save_last)(ending.value)
         return Ending()
 
     def _tell(self, ending: Ending) -> None:
@@ -187,7 +199,8 @@ class Rank:
         if ending.step:
             event = replace(event, line=None, source=None, message=f"{ending.step}: {event.message}")
         self._put(event)
-        self._put(with_traceback(event, ending.error, ending.source))
+        whole = ending.step == _STARTING
+        self._put(with_traceback(event, ending.error, ending.source, whole=whole))
         self._link.drain(SEND_LIMIT)
 
     def _put(self, event: Event) -> None:
@@ -195,6 +208,7 @@ class Rank:
 
     def _finish(self) -> int:
         """Clean up after the last cell; the rest is the interpreter's own end, atexit handlers included."""
+        start_quiet_thread(self._name_what_stays, "jupyter_ddp-linger")
         if signal.getsignal(signal.SIGINT) == self._interrupts.handle:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(Exception):
@@ -205,6 +219,15 @@ class Rank:
             self._streams.sizes()
             os._exit(self._code)
         return self._code
+
+    def _name_what_stays(self) -> None:
+        """Say which threads keep the process, if it is still there after a while: Python waits for them to end."""
+        time.sleep(LINGER)
+        main = threading.main_thread()
+        names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+        if names:
+            text = f"its cell is over, but these threads keep it alive: {', '.join(names)}"
+            self._put(NoteEvent(text=text, time=time.time()))
 
 
 def _enter(frame: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.runtime.process import is_alive
 from jupyter_ddp.runtime.record import STREAMS, LogWriter, StreamTail
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from jupyter_ddp.runtime.links import Channel
+
+
+ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGKILL})
+"""Signals by which a run ends its ranks."""
 
 
 class RankRecord:
@@ -24,6 +29,7 @@ class RankRecord:
         finished: None while the cell runs, then whether it ended well.
         ended: The process is gone and everything that it left has been read.
         failed: It told an error, or ended in a way that fails the run.
+        signalled: The run has signalled it to end.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -35,6 +41,7 @@ class RankRecord:
         self.finished: bool | None = None
         self.ended = False
         self.failed = False
+        self.signalled = False
         self.tails = [StreamTail(run_dir, rank, stream) for stream in STREAMS]
 
     def sizes(self) -> list[int]:
@@ -57,6 +64,7 @@ class RankRecord:
             return False
         try:
             os.kill(self.pid, signum)
+            self.signalled = self.signalled or signum in ENDING
         except OSError:
             return False
         return True

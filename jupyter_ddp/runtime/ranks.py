@@ -77,20 +77,19 @@ class Ranks:
         self._next_sweep = 0.0
         self._running = False
         self.ending = False
-        self.interrupted = False
 
     # connections
 
     def hello(self, channel: Channel, message: dict[str, Any]) -> bool:
-        """Take in a rank or a stub; tell whether it is one of ours."""
-        record = self._records.get(message.get("rank", -1))
-        if record is None:
+        """Take in a rank or a stub; tell whether it is one of ours that has not come yet."""
+        record = self._records.get(message["rank"])
+        if record is None or (record.stub if message["role"] == "stub" else record.channel) is not None:
             return False
         channel.rank = record.rank
         if message["role"] == "stub":
             record.stub = channel
             return True
-        record.channel, record.pid = channel, message["pid"]
+        record.channel, record.pid = channel, int(message["pid"])
         facts = {name: message.get(name) for name in ("pid", "host", "local_rank")}
         self._log.add(RankEvent, rank=record.rank, state="started", **facts)
         channel.send({"op": "cell", "n": 0, **self._cell})
@@ -170,7 +169,7 @@ class Ranks:
         for record in self._records.values():
             if record.vanished():
                 self._end(record, None, signal.SIGKILL if record.pid else None, time.time())
-            elif record.rank not in self._hot and not record.ended and self._drain(record):
+            elif record.rank not in self._hot and self._drain(record):
                 self._hot[record.rank] = now + HOT
 
     def _drain(self, record: RankRecord) -> bool:
@@ -188,7 +187,6 @@ class Ranks:
 
     def interrupt(self) -> None:
         """SIGINT to every rank whose cell is not over."""
-        self.interrupted = True
         for record in self._records.values():
             if record.finished is None:
                 record.kill(signal.SIGINT)
@@ -197,6 +195,12 @@ class Ranks:
         """Signal the ranks whose Python has not heard the interrupt: they are stuck in C, or ignore it."""
         for record in self._records.values():
             if not record.heard and record.finished is None:
+                record.kill(signum)
+
+    def signal_finished(self, signum: signal.Signals) -> None:
+        """Signal the ranks whose cell is over and which still do not exit: a thread of the user's holds them."""
+        for record in self._records.values():
+            if record.finished is not None:
                 record.kill(signum)
 
     def terminate(self) -> bool:
@@ -212,7 +216,13 @@ class Ranks:
         """Take note that every process of the run was killed; what the ranks had said and written is still read."""
         self.ending = True
         for record in self._records.values():
+            record.signalled = True
             self._end(record, None, signal.SIGKILL if record.pid else None, time.time())
+
+    def finish(self) -> None:
+        """Take in the last of what was written for the ranks: nobody is left who could write."""
+        for record in self._records.values():
+            record.finish(self._log)
 
     def _end(self, record: RankRecord, code: int | None, signum: int | None, at: float) -> None:
         if record.ended:
@@ -220,14 +230,19 @@ class Ranks:
         self._read_frames(record)
         if record.ended:  # the frames told it
             return
-        record.finish(self._log)
+        record.drain(self._log, record.sizes())
         record.ended = True
         self._hot.pop(record.rank, None)
         if signum is not None:
             self._add_stack(record.rank, read_text(self._run_dir / f"rank{record.rank}.fault"))
-        by_run = self.interrupted or (self.ending and record.finished is None)
         self._log.add(
-            RankEvent, rank=record.rank, at=at, state="ended", exit_code=code, signal=signum, by_run=by_run
+            RankEvent,
+            rank=record.rank,
+            at=at,
+            state="ended",
+            exit_code=code,
+            signal=signum,
+            by_run=record.signalled,
         )
         if not record.failed and (record.finished is None or (record.finished and (code or signum))):
             record.failed = True
@@ -237,13 +252,16 @@ class Ranks:
     # stacks
 
     def ask_for_stacks(self) -> dict[int, int]:
-        """Have every rank whose cell is not over write its stacks; return where in their files those will begin."""
+        """Have the ranks write their stacks; return where in their files those will begin.
+
+        Ranks whose cell is over are asked only when there are no others: then it is they who hold the run.
+        """
+        asked = [record for record in self._records.values() if record.finished is None]
         begin = {}
-        for record in self._records.values():
+        for record in asked or self._records.values():
             path = self._run_dir / f"rank{record.rank}.stacks"
-            if record.finished is None:
-                begin[record.rank] = path.stat().st_size if path.exists() else 0
-                record.kill(STACKS_SIGNAL)
+            begin[record.rank] = path.stat().st_size if path.exists() else 0
+            record.kill(STACKS_SIGNAL)
         return begin
 
     def add_stacks(self, begin: dict[int, int]) -> None:

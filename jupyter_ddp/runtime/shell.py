@@ -15,6 +15,7 @@ import contextlib
 import getpass
 import inspect
 import io
+import os
 import sys
 import time
 import tokenize
@@ -47,6 +48,10 @@ NO_INSTALL: Final = (
     "%{0} does nothing good on a rank: all ranks share the notebook's environment. "
     "Run %{0} in a cell without %%distributed, then run this cell again"
 )
+NO_DEBUGGER: Final = (
+    "nobody can talk to a debugger on a rank: print what you want to see, or run the code in the notebook"
+)
+NESTED: Final = "this cell already runs on every rank: leave out %distributed in it"
 _INSTALLERS: Final = ("pip", "conda", "mamba", "micromamba", "uv")
 
 
@@ -210,7 +215,14 @@ class RankShell(InteractiveShell):
     def system(self, cmd: str) -> None:
         """Run ``!cmd`` in a pseudo terminal. An interrupt ends the command and the cell."""
         before = self.interrupts.count
-        code = process.system(self.var_expand(cmd, depth=1))  # type: ignore[attr-defined]  # by platform
+        try:
+            code = process.system(self.var_expand(cmd, depth=1))  # type: ignore[attr-defined]  # by platform
+        except Exception:
+            if (
+                self.interrupts.count > before
+            ):  # it came while the command was being started, which IPython trips over
+                raise KeyboardInterrupt from None
+            raise
         self.user_ns["_exit_code"] = code
         if self.interrupts.count > before:
             raise KeyboardInterrupt
@@ -238,9 +250,14 @@ def make_shell(outlet: Outlet, interrupts: Interrupts, ipython_dir: Path) -> Ran
     del shell.user_ns["open"]  # IPython's refuses open(1), which is a script's good right
     shell.user_ns.update(leave)
     for name in _INSTALLERS:
-        shell.register_magic_function(_refuse_install(name), "line", name)
-    builtins.input = _refuse("input()")
-    getpass.getpass = _refuse("getpass()")
+        shell.register_magic_function(_refuse(UsageError, NO_INSTALL.format(name)), "line", name)
+    builtins.input = _refuse(EOFError, NO_INPUT.format("input()"))
+    getpass.getpass = _refuse(EOFError, NO_INPUT.format("getpass()"))
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse(EOFError, NO_DEBUGGER)
+    shell.register_magic_function(_refuse(UsageError, NESTED), "line_cell", "distributed")
+    extensions: Any = shell.extension_manager
+    extensions.loaded.add("jupyter_ddp")  # a ``%load_ext`` that was copied along does no harm
     return shell
 
 
@@ -265,15 +282,8 @@ def _ends_with_semicolon(code: str) -> bool:
     return last == ";"
 
 
-def _refuse(what: str) -> Any:  # noqa: ANN401
+def _refuse(error: type[Exception], text: str) -> Any:  # noqa: ANN401 - stands for any function
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise EOFError(NO_INPUT.format(what))
-
-    return refuse
-
-
-def _refuse_install(name: str) -> Any:  # noqa: ANN401
-    def refuse(line: str) -> NoReturn:  # noqa: ARG001 - a magic's signature
-        raise UsageError(NO_INSTALL.format(name))
+        raise error(text)
 
     return refuse

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from jupyter_ddp.runtime.source import CELL
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CELL: Final = "<distributed cell>"
 _BLOCK: Final = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _HEAD: Final = re.compile(r"^(?:(Current) thread|Thread) 0x[0-9a-f]+(.*?)(?: \(most recent call first\))?:$")
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in ')

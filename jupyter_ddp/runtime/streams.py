@@ -29,6 +29,8 @@ STACKS_SIGNAL: Final = signal.SIGRTMAX - 2 if sys.platform == "linux" else signa
 """On this signal a rank writes the stacks of its threads to ``rank<r>.stacks``, even while it is stuck in C."""
 TRAIL: Final = 0.05
 """Seconds after which text without a line's end is written."""
+PLACED_LIMIT: Final = 2.0
+"""Seconds that a frame may take on its way to an agent that is busy."""
 _PRIVATE: Final = 64
 """Private descriptors are numbered from here, out of the way of code that closes 3, 4, 5."""
 
@@ -44,7 +46,7 @@ class Streams:
         self._link = link
         self._bell = bell
         self._lock = threading.RLock()
-        self._files: tuple[int, int] = (1, 2)
+        self._files: tuple[int, int] | None = None
         self._texts: list[Stream] = []
         self._current = 1
 
@@ -92,7 +94,7 @@ class Streams:
         self._flush_foreign()
         with self._lock:
             self._flush()
-            self._link.put({"op": "event", "o": self._sizes(), "event": event})
+            self._send({"op": "event", "o": self._sizes(), "event": event})
 
     def turn_to(self, number: int) -> None:
         """Note that what follows is stream `number`'s; with the lock held, before each write to the other one."""
@@ -100,10 +102,20 @@ class Streams:
             return
         self._flush()
         self._current = number
-        self._link.put({"op": "mark", "o": self._sizes()})
+        self._send({"op": "mark", "o": self._sizes()})
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        """Send a frame that has a place in the text, and wait until it is gone.
+
+        Else what is written next could be in the file before the frame is on the socket, and the agent, which drains
+        all text for which it finds no frame, would put it before. An exception of a signal handler ends the waiting
+        only: the frame is sent by another thread.
+        """
+        self._link.put(frame)
+        self._link.drain(PLACED_LIMIT)
 
     def _sizes(self) -> list[int]:
-        return [os.fstat(file).st_size for file in self._files]
+        return [os.fstat(file).st_size for file in self._files] if self._files else [0, 0]
 
     def _flush_foreign(self) -> None:
         """Flush what the user put in the place of ``sys.stdout``; without our lock, as it may have locks of its own."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cloudpickle import cloudpickle
 
+from jupyter_ddp.travel.own import own_objects
 from jupyter_ddp.travel.rebuild import CACHED, by_value, reduce_python
 from jupyter_ddp.travel.refusals import HISTORY, Refusal, refusal
 from jupyter_ddp.travel.shell_names import is_history, is_ranks_own
@@ -91,7 +92,8 @@ def find_culprits(
         until: When to stop looking (`time.monotonic`); the first thousand objects are looked at in any case.
     """
     found: list[Culprit] = []
-    seen: dict[int, Any] = {}  # keeps what it has seen alive, so that no id is used twice
+    # Objects that travel by name are not looked into; what is seen is kept alive, so that no id is used twice.
+    seen: dict[int, Any] = {**own_objects()}
     steps = deque([_Step(value, name)])
     while steps and len(found) < _PER_NAME and (len(seen) < _AT_LEAST or time.monotonic() < until):
         step = steps.popleft()

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import cloudpickle
 
+from jupyter_ddp.errors import ValueTravelError
 from jupyter_ddp.travel import rebuild
 from jupyter_ddp.travel.loading import current
 from jupyter_ddp.travel.origins import known_token, token_for
+from jupyter_ddp.travel.own import own_objects
 from jupyter_ddp.travel.refusals import HISTORY, RefusedError, refusal, standard_stream
 from jupyter_ddp.travel.shell_names import is_history, is_ranks_own
 from jupyter_ddp.travel.tensors import TorchReducer
+from jupyter_ddp.words import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,8 +32,23 @@ _BY_NAME: Final = (type, types.FunctionType, types.BuiltinFunctionType, types.Mo
 """Kinds of objects that are found by name where they are importable."""
 
 
+class TooLargeError(ValueTravelError):
+    """A value is larger than it may be; the pickling ended when that was seen."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"it is larger than {size_text(limit)}")
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type[TooLargeError], tuple[int]]:
+        return type(self), (self.limit,)
+
+
 class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles values one by one.
+
+    Args:
+        keep_device: See `TorchReducer`.
+        limit: Bytes, pickles and buffers together, above which the pickling ends with a `TooLargeError`.
 
     Attributes:
         files: File names of all code that travels by value.
@@ -38,11 +56,11 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         notes: Sentences for the user, in order.
     """
 
-    def __init__(self, *, keep_device: bool) -> None:
-        self._stream = io.BytesIO()
-        self._out = (
-            _OutOfBand()
-        )  # not this object's own method: the cycle would wait for the garbage collector
+    def __init__(self, *, keep_device: bool, limit: int | None = None) -> None:
+        budget = None if limit is None else _Budget(limit)
+        self._stream = io.BytesIO() if budget is None else _BudgetedStream(budget)
+        # Not this object's own method: the cycle would wait for the garbage collector.
+        self._out = _OutOfBand(budget)
         super().__init__(self._stream, protocol=5, buffer_callback=self._out.take)
         self.files: set[str] = set()
         self.modules: set[str] = set()
@@ -113,10 +131,33 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             self.modules.add(module)
 
 
+class _Budget:
+    """The bytes that one pickler may write."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = limit
+
+    def spend(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise TooLargeError(self._limit)
+
+
+class _BudgetedStream(io.BytesIO):
+    def __init__(self, budget: _Budget) -> None:
+        super().__init__()
+        self._budget = budget
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - any buffer, as the base class
+        self._budget.spend(len(data))
+        return super().write(data)
+
+
 class _OutOfBand:
     """Takes the buffers that do not go into the pickle."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: _Budget | None) -> None:
+        self._budget = budget
         self.buffers: list[memoryview] = []
         self.nbytes = 0
 
@@ -125,6 +166,8 @@ class _OutOfBand:
         raw = buffer.raw()
         if raw.nbytes < _IN_BAND_BELOW:
             return True
+        if self._budget is not None:
+            self._budget.spend(raw.nbytes)
         self.buffers.append(raw)
         self.nbytes += raw.nbytes
         return False
@@ -141,9 +184,23 @@ class PayloadPickler(TravelPickler):
         """Make a pickler for variables of a notebook whose globals are ``namespaces``."""
         super().__init__(keep_device=True)
         self._mains = {id(namespace): namespace for namespace in namespaces}
+        self._own = own_objects()
         self.definitions: list[tuple[str, Any]] = []
         for identity in self._mains:
             self.globals_ref[identity] = MainGlobals()
+
+    def add(self, name: str, obj: Any) -> int:  # noqa: ANN401 - any object
+        """Append the pickle of one variable (see the base class)."""
+        return super().add(name, self._own.get(id(obj), obj))
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - a reduce value
+        """Reduce what every process has of its own to its name, all else like any travelling object."""
+        own = self._own.get(id(obj))
+        return super().reducer_override(obj) if own is None else own.__reduce__()
+
+    def is_own(self, obj: Any) -> bool:  # noqa: ANN401 - any object
+        """Whether every process has this object of its own, so that it travels by name."""
+        return id(obj) in self._own
 
     def defined(self, obj: Any, reduced: Any) -> Any:  # noqa: ANN401 - see the base class
         """Give the class or function a token."""
@@ -161,14 +218,16 @@ class PayloadPickler(TravelPickler):
                     raise RefusedError(HISTORY)
                 if is_ranks_own(name, func.__globals__):
                     del needs[name]
+                else:  # a list or dict is never shown to `reducer_override`
+                    needs[name] = self._own.get(id(needs[name]), needs[name])
         return reduced
 
 
 class ValuePickler(TravelPickler):
     """From a rank to the notebook: the notebook's own classes and functions go as tokens, tensors come on the CPU."""
 
-    def __init__(self) -> None:
-        super().__init__(keep_device=False)
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__(keep_device=False, limit=limit)
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - a reduce value
         """Reduce what the notebook has to its token, all else like any travelling object."""

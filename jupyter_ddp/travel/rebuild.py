@@ -7,6 +7,7 @@ functions run in the other process, which finds them here by name.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import sys
@@ -21,7 +22,7 @@ from jupyter_ddp.travel.origins import resolve
 from jupyter_ddp.travel.refusals import standard_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 CACHED = type(functools.lru_cache(lambda: None))
 _PLAIN_VALUE: Final[dict[type, Callable[[Any], Any]]] = {
@@ -124,9 +125,48 @@ def _member(kind: type[enum.Enum], name: str) -> enum.Enum:
 def completed(reduced: Any, obj: type) -> Any:  # noqa: ANN401 - reduce values
     """Return a class's reduce value so that a process that has the class already keeps it as it is."""
     _complete.add(obj)
-    if len(reduced) == 6 and reduced[5] is not None:
-        return (*reduced[:5], _SetOnce(reduced[5]))
-    return reduced
+    make, args, *rest = reduced
+    if make is cloudpickle._make_skeleton_class:
+        make = _skeleton
+    if len(rest) == 4 and rest[3] is not None:
+        rest[3] = _SetOnce(rest[3])
+    return (make, args, *rest)
+
+
+def _skeleton(
+    meta: type, name: str, bases: tuple[type, ...], kwargs: dict[str, Any], tracker: str, extra: object
+) -> Any:  # noqa: ANN401 - a class
+    """Make a class that gets its state later, as cloudpickle does, without what the notebook does to a new class.
+
+    A metaclass or ``__init_subclass__`` of the notebook has already seen it there; what it did, such as an entry in
+    a registry, travels, and the arguments that it was given are gone.
+    """
+    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    if known is not None:
+        return known
+    plain = next(kind for kind in meta.__mro__ if not by_value(kind))
+    resolved = types.resolve_bases(bases)  # ``Generic[T]``
+    with _no_init_subclass(resolved):
+        if plain is meta:
+            return cloudpickle._make_skeleton_class(meta, name, bases, kwargs, tracker, extra)
+        body = kwargs if resolved is bases else {**kwargs, "__orig_bases__": bases}
+        made: Any = plain.__new__(meta, name, resolved, dict(body))
+        return cloudpickle._lookup_class_or_track(tracker, made)
+
+
+@contextlib.contextmanager
+def _no_init_subclass(bases: tuple[Any, ...]) -> Iterator[None]:
+    """Take ``__init_subclass__`` away from the notebook's classes among the bases for a moment."""
+    hook = "__init_subclass__"
+    kinds = {kind: None for base in bases for kind in base.__mro__ if hook in vars(kind) and by_value(kind)}
+    hooks = [(kind, vars(kind)[hook]) for kind in kinds]
+    for kind, _ in hooks:
+        type.__delattr__(kind, hook)
+    try:
+        yield
+    finally:
+        for kind, own in hooks:
+            type.__setattr__(kind, hook, own)
 
 
 class _SetOnce:

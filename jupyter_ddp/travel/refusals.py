@@ -68,6 +68,9 @@ _BY_NAME: Final[dict[str, Refusal]] = {
     "_asyncio.Future": _ASYNC,
     "asyncio.futures.Future": _ASYNC,
     "asyncio.events.AbstractEventLoop": _ASYNC,
+    "ipywidgets.widgets.widget.Widget": Refusal(
+        "a widget, whose other half is in the notebook's page", "Send its value: `x = widget.value`."
+    ),
     "builtins.frame": _TRACE,
     "builtins.traceback": _TRACE,
 }

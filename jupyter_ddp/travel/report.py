@@ -6,12 +6,13 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from jupyter_ddp.words import size_text
+
 WHAT_DOES_NOT_TRAVEL: Final = (
     "Module state of the kernel does not travel: random seeds, logging configuration, tracking URIs, patches."
 )
 _ANNOUNCE_ABOVE: Final = 100_000_000
 _BIGGEST: Final = 3
-_UNIT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ class CaptureReport:
         else:
             wide = max(len(item.name) for item in self.items)
             kinds = max(len(item.type) for item in self.items)
-            lines = [f"{size(self.total)} travel to the ranks:"]
+            lines = [f"{size_text(self.total)} travel to the ranks:"]
             for item in self.items:
-                how = size(item.nbytes) if item.how == "value" else item.how
+                how = size_text(item.nbytes) if item.how == "value" else item.how
                 lines.append(f"  {item.name:<{wide}}  {item.type:<{kinds}}  {how:>9}")
         if self.sources:
             lines.append(f"  as source: {', '.join(self.sources)}")
@@ -61,18 +62,8 @@ class CaptureReport:
         if self.total <= _ANNOUNCE_ABOVE:
             return None
         biggest = sorted(self.items, key=lambda item: -item.nbytes)[:_BIGGEST]
-        parts = ", ".join(f"`{item.name}` {size(item.nbytes)}" for item in biggest if item.nbytes)
-        return f"{size(self.total)} of variables travel to the ranks: {parts}"
-
-
-def size(nbytes: int) -> str:
-    """Return a size for people, in decimal units."""
-    value = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < _UNIT:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= _UNIT / 10 else f"{value:.1f} {unit}"
-        value /= _UNIT
-    return f"{value:.1f} TB"
+        parts = ", ".join(f"`{item.name}` {size_text(item.nbytes)}" for item in biggest if item.nbytes)
+        return f"{size_text(self.total)} of variables travel to the ranks: {parts}"
 
 
 def describe(value: Any) -> str:  # noqa: ANN401 - any object

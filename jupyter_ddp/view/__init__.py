@@ -35,9 +35,10 @@ from jupyter_ddp.view.model import (
     new_view,
 )
 from jupyter_ddp.view.positions import Positions
-from jupyter_ddp.view.rich_output import DisplayView
+from jupyter_ddp.view.rich_output import DisplayView, shorten
 from jupyter_ddp.view.scrollback import size_of
 from jupyter_ddp.view.terminal import Line, Terminal
+from jupyter_ddp.words import shorten_text
 
 __all__ = [
     "OUTPUT_CAP",
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 _MOST_NOTES: Final = 200
+_MOST_NOTE: Final = 4_000
 _MOST_TEXT: Final = 256 * 1024
 _MOST_NUMBER: Final = 1 << 62
 _STREAMS: Final = ("stdout", "stderr")
@@ -106,13 +108,14 @@ def _change_attempt(view: RunView, attempt: str) -> None:
 
 
 def _note(view: RunView, text: str, level: str, rank: int | None, time: float) -> None:
+    text = shorten_text(text, _MOST_NOTE)
     ranks = () if rank is None else (rank,)
     for note in view.notes:
         if note.text == text and note.level == level and bool(note.ranks) == bool(ranks):
             note.ranks = tuple(sorted({*note.ranks, *ranks}))
             return
     if len(view.notes) < _MOST_NOTES:
-        view.notes.append(Note(text[:_MOST_TEXT], level, ranks, time))
+        view.notes.append(Note(text, level, ranks, time))
 
 
 def _fold_run(view: RunView, event: RunEvent) -> None:
@@ -227,7 +230,7 @@ def _fold_display(view: RunView, rank: RankView, event: DisplayEvent) -> None:
         _clear(view, rank)
     shown = DisplayView(
         ranks=(rank.rank,),
-        data=dict(event.data),
+        data=shorten(event.data),
         metadata=dict(event.metadata),
         result=event.action == "result",
         display_id=event.display_id,
@@ -265,12 +268,7 @@ def _fold_out(view: RunView, event: OutEvent) -> None:
         return
     rank = view.ranks[number]
     if event.text is None:
-        count = max(0, event.lines)
-        rank.lines += count
-        if view.shown(number):
-            view.lines.skip(count)
-        else:
-            view.hidden += count
+        _skip_lines(view, rank, key, max(0, event.lines))
         return
     if rank.clear_next:
         _clear(view, rank)
@@ -281,6 +279,17 @@ def _fold_out(view: RunView, event: OutEvent) -> None:
     if terminal is None:
         terminal = view.reading.terminals[key] = Terminal(number, event.stream)
     _take_lines(view, rank, *terminal.feed(text))
+
+
+def _skip_lines(view: RunView, rank: RankView, key: tuple[str, int, str], count: int) -> None:
+    """Count the lines of text that nobody brought here; the line that was open before it ended in it."""
+    if count and key in view.reading.terminals and view.reading.terminals.pop(key).close():
+        count -= 1
+    rank.lines += count
+    if view.shown(rank.rank):
+        view.lines.skip(count)
+    else:
+        view.hidden += count
 
 
 def _take_lines(view: RunView, rank: RankView, begun: list[Line], changed: list[Line]) -> None:

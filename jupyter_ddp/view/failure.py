@@ -6,13 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp.words import ranks_named, signal_words
+from jupyter_ddp.words import ranks_named, shorten_text, signal_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from jupyter_ddp.events import ErrorEvent
     from jupyter_ddp.view.model import RankView, RunView
 
+_MOST_MESSAGE: Final = 1_000
+"""Characters of an exception's text that a headline has."""
 _ENDED_BY_USER: Final = frozenset({"interrupted", "stopped"})
 # What a collective says when another rank has gone: true, but never the cause when there is anything else to blame.
 _CONSEQUENCE: Final = re.compile(
@@ -78,17 +81,17 @@ class RankFailure:
 def find_failure(view: RunView) -> RankFailure | None:
     """Return the first cause of a run's bad end as far as its events tell it, or None.
 
-    What happens after the user ended the run is no failure; `late_errors` has it.
+    What happens after the user ended the run is no failure; `late_errors` has it. When the run was lost, what its ranks
+    say of it is a consequence: only an error of their own, from before, is a cause.
     """
     if view.outcome == "timeout":
         return _timeout(view)
     causes = [rank for rank in view.ranks if _failed(rank, view)]
     if view.outcome in _ENDED_BY_USER:
-        ending = view.phases.get("ending", view.ended)
-        causes = [rank for rank in causes if ending is not None and _time(rank) < ending]
-        causes = [rank for rank in causes if not _is_interrupt(rank)]
+        causes = [rank for rank in causes if _before_ending(rank, view) and not _is_interrupt(rank)]
     elif view.outcome == "lost":
-        causes = [rank for rank in causes if rank.error is not None]
+        own = [rank for rank in causes if rank.error is not None and not _looks_caused(rank)]
+        causes = [rank for rank in own if _before_ending(rank, view)]
     if causes:
         return _of_rank(
             view, min(causes, key=lambda rank: (_is_interrupt(rank), _looks_caused(rank), _time(rank)))
@@ -127,6 +130,12 @@ def _time(rank: RankView) -> float:
     return next((t for t in (rank.ended, rank.finished) if t is not None), 0.0)
 
 
+def _before_ending(rank: RankView, view: RunView) -> bool:
+    """Tell whether a rank failed before the run began to end."""
+    ending = view.phases.get("ending", view.phases.get("ended"))
+    return ending is not None and _time(rank) < ending
+
+
 def _is_interrupt(rank: RankView) -> bool:
     return rank.error is not None and rank.error.type == "KeyboardInterrupt"
 
@@ -149,9 +158,9 @@ def _of_rank(view: RunView, first: RankView) -> RankFailure:
     others = {*same, *similar}
     followers = tuple(r.rank for r in view.ranks if r.state in {"failed", "ended"} and r.rank not in others)
     who = ranks_named(same, view.world_size)
-    message = error.message if error else _end_words(first)
+    message = error.message if error else _end_words(first, several=len(same) > 1)
     return RankFailure(
-        headline=_headline(who, first),
+        headline=_headline(who, error) if error else f"{who} {message}",
         rank=first.rank,
         type=error.type if error else "",
         message=message,
@@ -174,27 +183,25 @@ def _same(rank: RankView, first: RankView) -> bool:
     return (rank.exit_code, rank.signal, rank.ok) == (first.exit_code, first.signal, first.ok)
 
 
-def _headline(who: str, first: RankView) -> str:
-    error = first.error
-    if error is None:
-        return f"{who} {_end_words(first)}"
+def _headline(who: str, error: ErrorEvent) -> str:
     if error.type == "SystemExit":
-        return f"{who} called sys.exit({error.message or error.code})"
+        return f"{who} called sys.exit({shorten_text(error.message, _MOST_MESSAGE) or error.code})"
     return f"{who} failed: {_exception_text(error.type, error.message)}"
 
 
 def _exception_text(kind: str, message: str) -> str:
     first_line = message.strip().split("\n", 1)[0]
-    return f"{kind}: {first_line}" if first_line else kind
+    return f"{kind}: {shorten_text(first_line, _MOST_MESSAGE)}" if first_line else kind
 
 
-def _end_words(rank: RankView) -> str:
-    """Return how a rank ended that raised nothing."""
-    when = "after its cell had finished" if rank.ok else "without finishing its cell (no Python traceback)"
+def _end_words(rank: RankView, *, several: bool) -> str:
+    """Return how a rank, or several like it, ended that raised nothing."""
+    cell = "their cell" if several else "its cell"
+    when = f"after {cell} had finished" if rank.ok else f"without finishing {cell} (no Python traceback)"
     if rank.signal:
-        return signal_words(rank.signal) + (f" {when}" if rank.ok else "")
+        return signal_words(rank.signal, several=several) + (f" {when}" if rank.ok else "")
     if rank.ended is None:
-        return "ended its cell badly and has not told why"
+        return f"ended {cell} badly and {'have' if several else 'has'} not told why"
     code = "an unknown code" if rank.exit_code is None else f"code {rank.exit_code}"
     return f"exited with {code} {when}"
 

@@ -163,7 +163,7 @@ class RunView:
 
     @property
     def failure(self) -> RankFailure | None:
-        """The first cause of its bad end as far as it is known, or None."""
+        """The first cause of its bad end as far as it is known, or None. Found anew at each access, in all ranks."""
         return find_failure(self)
 
     @property

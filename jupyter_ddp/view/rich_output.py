@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from jupyter_ddp.words import shorten_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES: Final = 32_000_000
 """Bytes of rich output that a view keeps; what comes then is kept as its plain text."""
+
+
+MAX_TEXT: Final = 20_000
+"""Characters of each textual form of a display; HTML and pictures are whole or not there."""
+_TEXTS: Final = ("text/plain", "text/markdown", "text/latex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,12 @@ def _joined(value: Any) -> str:  # noqa: ANN401 - MIME data of any shape
     if isinstance(value, list):
         return "".join(part for part in value if isinstance(part, str))
     return value if isinstance(value, str) else ""
+
+
+def shorten(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a MIME bundle with its textual forms cut to `MAX_TEXT`: a repr has no bounds. The log has it whole."""
+    texts = {mime: _joined(data[mime]) for mime in _TEXTS if mime in data}
+    return data | {mime: shorten_text(text, MAX_TEXT) for mime, text in texts.items() if len(text) > MAX_TEXT}
 
 
 def _fingerprint(data: dict[str, Any], metadata: dict[str, Any], file: str | None) -> tuple[str, int]:

@@ -30,6 +30,8 @@ _ENDING_WORDS: Final = {
     "lost": "ending",
 }
 _MOST_NOTES: Final = 12
+_SHORT: Final = 80
+"""Characters of a reason that a status line has room for."""
 
 
 def elapsed(view: RunView, now: float) -> float:
@@ -100,15 +102,21 @@ def _over(view: RunView) -> tuple[str, bool]:
     if view.outcome == "timeout":
         unfinished = failure.unfinished if failure else ()
         return (f"timed out: {ranks_named(unfinished)} unfinished" if unfinished else "timed out"), False
-    if view.outcome == "stopped" and view.reason and not view.reason.startswith("it was"):
-        return f"stopped: {view.reason}", False
     if view.outcome in _OUTCOME_WORDS:
-        return _OUTCOME_WORDS[view.outcome], False
+        return _OUTCOME_WORDS[view.outcome] + _why(view), False
     if failure is not None:
         return f"failed: {_blame(failure)}", False
     if view.outcome == "succeeded":
         return f"succeeded on {count_text(view.world_size, 'rank')}", True
     return "ended", False
+
+
+def _why(view: RunView) -> str:
+    """Return the reason of an end that no rank is to blame for, as a status line says it, or ""."""
+    reason = view.reason
+    short = len(reason) <= _SHORT and "\n" not in reason
+    told = {"stopped": not reason.startswith("it was"), "lost": short}
+    return f": {reason}" if reason and told.get(view.outcome or "") else ""
 
 
 def _blame(failure: RankFailure) -> str:
@@ -150,7 +158,7 @@ def note_lines(view: RunView) -> list[str]:
         what = count_text(view.missing, "event") if view.missing else count_text(view.missing_bytes, "byte")
         lines.append(f"warning: {what} of this run's log did not arrive")
     if view.hidden:
-        shown = ranks_text(view.show or ())
+        shown = ranks_text(view.show or ()) or "none"
         lines.append(f"note: {count_text(view.hidden, 'line')} of other ranks not shown (--show {shown})")
     return lines
 

@@ -125,8 +125,7 @@ class Driven:
         return [process.name for process in table(self.rundir.run_id).values() if process.marked]
 
     def close(self) -> None:
-        self._reader.close()
-        self.job.close()
+        self.job.close(over=False)
         with contextlib.suppress(Exception):
             self.job.wait_gone()
 

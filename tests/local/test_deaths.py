@@ -160,7 +160,6 @@ def test_a_dead_kernel_takes_its_ranks_with_it(protocol, children, tmp_path):
             "stopped",
             "the notebook's kernel was gone",
         )
-        events.close()
     finally:
         os.killpg(kernel.pid, signal.SIGKILL) if children != "none" else kernel.kill()
         kernel.wait()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jupyter_ddp.events import DisplayEvent, ErrorEvent, RankEvent, ValueEvent
+from jupyter_ddp.events import DisplayEvent, ErrorEvent, RankEvent
 from jupyter_ddp.runtime.process import is_alive
 from tests.runtime.fakeagent import FakeAgent
 
@@ -184,21 +184,6 @@ def test_an_interrupt_is_heard_and_ends_the_cell(tmp_path, wait):
         assert agent.text().endswith("saved\n")
 
 
-def test_a_users_own_interrupt_handler_stays(tmp_path):
-    source = """
-import signal, time
-signal.signal(signal.SIGINT, lambda *_: print("mine"))
-print("up")
-time.sleep(0.7)
-"""
-    with FakeAgent(tmp_path) as agent:
-        agent.send_cell(source)
-        wait_until(lambda: (tmp_path / "rank0.stdout").exists() and agent.text())
-        agent.signal(signal.SIGINT)
-        assert agent.finish() == 0
-        assert agent.text() == "up\nmine\n"
-
-
 def test_an_interrupt_while_no_cell_runs_is_nothing(tmp_path):
     with FakeAgent(tmp_path) as agent:
         agent.wait_for("hello:rank")
@@ -238,6 +223,55 @@ threading.Thread(target=work).start()
         assert agent.run(source) == 0
         assert agent.text() == "thread 4\nat exit\n"
         assert agent.done["o"] == [0, 0]
+
+
+def test_a_thread_that_keeps_the_rank_is_named(tmp_path):
+    source = """
+import os, threading, time
+def work():
+    while not os.path.exists("go"): time.sleep(0.01)
+    print("worked")
+threading.Thread(target=work, name="loader").start()
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+    with FakeAgent(tmp_path) as agent:
+        agent.send_cell(source)
+        note = agent.wait_for("event:note")
+        assert note["event"]["text"] == "its cell is over, but these threads keep it alive: loader"
+        assert agent.done["ok"] is True
+        (tmp_path / "go").touch()
+        assert agent.finish() == 0
+        assert agent.text() == "worked\n"
+
+
+@pytest.mark.parametrize("package", ["IPython", "traitlets"])
+def test_a_rank_that_cannot_be_made_ready_says_why(tmp_path, package):
+    """A broken environment: the streams are the run's before anything that may be broken is imported."""
+    broken = tmp_path / "broken" / package
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("print('half')\nfrom os import nothing_of_that_name\n")
+    with FakeAgent(tmp_path, environ={"PYTHONPATH": str(tmp_path / "broken")}) as agent:
+        assert agent.run("print('never')") == 1
+        assert agent.text() == "half\n"
+        assert agent.error.type == "ImportError"
+        assert agent.error.message.startswith("while the rank was made ready: cannot import name 'nothing_of_")
+        assert f'File "{broken}/__init__.py", line 2' in agent.error.traceback
+        assert agent.done["ok"] is False
+        assert agent.log() == ""
+
+
+def test_files_that_cannot_be_made_are_told_too(tmp_path):
+    (tmp_path / "rank0.stderr").mkdir()
+    with FakeAgent(tmp_path) as agent:
+        assert agent.run("print('never')") == 1
+        assert agent.error.type == "IsADirectoryError"
+        assert agent.done == {"op": "done", "ok": False, "n": 0, "o": [0, 0]}
+
+
+def test_a_rank_tells_its_device(tmp_path):
+    with FakeAgent(tmp_path) as agent:
+        assert agent.run("", env={"CUDA_VISIBLE_DEVICES": ""}) == 0
+        assert [(event.state, event.device) for event in agent.events(RankEvent)] == [("running", "cpu")]
 
 
 def test_a_forked_child_is_not_the_rank(tmp_path):
@@ -316,15 +350,6 @@ def test_a_process_group_is_made_and_destroyed(tmp_path):
         assert agent.run(source, init_process_group="auto") == 0
         assert agent.text() == "gloo 1\n"
         assert agent.text("stderr") == ""
-
-
-def test_a_value_that_cannot_be_saved_is_a_note(tmp_path):
-    source = "import threading\nlock = threading.Lock()\nx = 1"
-    with FakeAgent(tmp_path) as agent:
-        assert agent.run(source, pull=[["lock", 0], ["nothing", "all"], ["other", 1]]) == 0
-        values = {event.name: event for event in agent.events(ValueEvent)}
-        assert set(values) == {"lock", "nothing"}
-        assert all(event.file is None and event.note for event in values.values())
 
 
 def test_a_group_that_cannot_be_destroyed_does_not_hold_the_rank(tmp_path):
