@@ -148,7 +148,7 @@ class Run:
                 try:
                     values[pull.name] = self.pull(str(pull))
                 except ValueTravelError as error:
-                    if not self._told(pull.name):
+                    if self.view.ok and not self._told(pull.name):  # a failed run has more to say
                         notes.append(str(error))
             self._pulled = values, tuple(notes)
         return self._pulled

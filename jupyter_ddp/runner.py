@@ -23,6 +23,7 @@ from jupyter_ddp.errors import DistributedError, LaunchError, RunInterrupt
 from jupyter_ddp.events import NoteEvent
 from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
+from jupyter_ddp.preflight import preflight
 from jupyter_ddp.run import Run
 from jupyter_ddp.rundir import RunStore, new_attempt
 from jupyter_ddp.settings import SETTINGS, current_config
@@ -110,6 +111,7 @@ def run_program(
         RunInterrupt: The run was interrupted (a KeyboardInterrupt).
         JupyterDDPError: It could not be started; nothing was.
     """
+    preflight(config)
     backend = backends.get_backend(config.backend)
     config = backend.resolve(config)
     ip = ip or _shell()

@@ -378,6 +378,14 @@ def test_an_error_of_any_shape_arrives(book, definition, first_line):
     assert "cell line 4: raise Bad(*made)" in shown.error
 
 
+def test_a_failed_run_is_silent_about_values_that_it_could_not_make(book):
+    """B28: they were asked for, and the error says why they are not here."""
+    shown = book.distribute("1 / 0\nmade_by_it = 1", f"{ONE} --pull made_by_it")
+    assert shown.error.startswith("rank 0 failed: ZeroDivisionError")
+    assert "made_by_it" not in shown.error
+    assert "--pull" not in texts(book.notebook.run("made_by_it"))
+
+
 # -- B. the language of a cell ----------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,9 @@ class Runs(list):
         if self.refused:
             raise LaunchError("there is no mpirun")
         self.append(types.SimpleNamespace(program=program, payload=payload, config=config, **more))
-        result = types.SimpleNamespace(run_id="0a", ok=self.error is None, pulled=self.pulled, message=self.error)
+        result = types.SimpleNamespace(
+            run_id="0a", ok=self.error is None, pulled=self.pulled, message=self.error
+        )
         if self.interrupted:
             raise RunInterrupt(result)
         return result

@@ -213,6 +213,7 @@ class LocalBackend:
                 "init_process_group": config.init_process_group,
                 "run_dir": str(rundir.path),
                 "last": True,
+                "returns": program.returns,
             },
         }
 
@@ -222,11 +223,8 @@ class LocalBackend:
         python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
         for name, value in config.env.items():
             found = os.environ.get(name) if value is None else value
-            if found is None:
-                raise LaunchError(
-                    f"--env {name} takes the kernel's value, but the kernel has no {name}: write {name}=…"
-                )
-            env[name] = found
+            if found is not None:  # `preflight` has refused a name that the kernel does not have
+                env[name] = found
         if int(config.nproc_per_node) > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
         # What the launcher's own processes write must not wait in a buffer when they die.

@@ -127,7 +127,7 @@ class DistributedMagics(Magics, LaunchTraits):
         from jupyter_ddp.runner import raise_for, run_program
 
         store = self.store
-        assigned = program.assigns - self._shell.user_ns.keys()
+        assigned = program.assigns - self._shell.user_ns.keys() - {pull.name for pull in config.pull}
         try:
             result = run_program(
                 program,

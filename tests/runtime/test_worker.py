@@ -254,7 +254,9 @@ def test_a_rank_that_cannot_be_made_ready_says_why(tmp_path, package):
         assert agent.run("print('never')") == 1
         assert agent.text() == "half\n"
         assert agent.error.type == "ImportError"
-        assert agent.error.message.startswith("while the rank was made ready: cannot import name 'nothing_of_")
+        assert agent.error.message.startswith(
+            "while the rank was made ready: cannot import name 'nothing_of_"
+        )
         assert f'File "{broken}/__init__.py", line 2' in agent.error.traceback
         assert agent.done["ok"] is False
         assert agent.log() == ""
