@@ -215,7 +215,8 @@ class Run:
         self._salvaged = True
         if self._job is not None:
             self._job.wait_gone()
-        self._rundir.salvage(f"{ended} without a word: they were killed")
+        words = self._rundir.last_words()
+        self._rundir.salvage(f"{ended}; the last that was heard:\n{words}" if words else f"{ended}: they were killed")
         return self._take()
 
     def _load(self, name: str, rank: int) -> Any:  # noqa: ANN401

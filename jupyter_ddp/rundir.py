@@ -30,6 +30,7 @@ READ_SIZE: Final = 1 << 20
 FLOOD_TEXT: Final = 64 << 10
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}")
 _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that began before
+LAST_LINES: Final = 12
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
 
@@ -155,6 +156,14 @@ class RunDirectory:
             return any(done)
         finally:
             os.close(descriptor)
+
+    def last_words(self) -> str:
+        """Return the end of what guard and agents wrote on their standard error, "" when that is nothing."""
+        texts = []
+        for path in [self.path / "guard.log", *sorted(self.path.glob("agent-*.log"))]:
+            with contextlib.suppress(OSError):
+                texts += path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return "\n".join(texts[-LAST_LINES:])
 
     def events(self) -> list[Event]:
         """Return every event that the logs have now: each instance's in the order of its log, all together by time.

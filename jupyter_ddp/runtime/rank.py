@@ -33,6 +33,7 @@ END_LIMIT: Final = 1.0
 """Seconds for destroying a process group that was left, and for asyncio tasks that were left."""
 LINGER: Final = 2.0
 """Seconds after the last cell in which a rank is expected to end; then it says what keeps it."""
+_NO_MPI: Final = "mpi4py sees one rank only, as torchrun starts no MPI: for MPI write --protocol mpirun"
 _STARTING: Final = "while the rank was made ready"
 
 
@@ -109,6 +110,12 @@ class Rank:
             if saved.error is not None and not failed:
                 self._tell(saved)
                 ending = saved
+        if (
+            "mpi4py.MPI" in sys.modules
+            and "TORCHELASTIC_RUN_ID" in os.environ
+            and os.environ["WORLD_SIZE"] != "1"
+        ):
+            self._put(NoteEvent(level="warning", text=_NO_MPI, time=time.time()))
         ok = is_quiet_end(ending.error)
         self._link.put({"op": "done", "ok": ok, "n": frame.get("n", 0), "o": self._streams.sizes()})
         self._link.drain(SEND_LIMIT)

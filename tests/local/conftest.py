@@ -76,7 +76,8 @@ class Driven:
         self.job.wait_gone()
         assert self.processes() == []
         self.rundir.salvage("the agent was killed")
-        self.events += self._reader.read()
+        while events := self._reader.read():
+            self.events += events
         return self.of(RunEvent, phase="ended")[0]
 
     def of(self, kind: type, **values: object) -> list:

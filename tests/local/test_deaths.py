@@ -171,3 +171,13 @@ def until_started(root: Path):
     while not (runs := store.list()) and time.monotonic() < end:
         time.sleep(0.02)
     return runs[0]
+
+
+def test_the_last_words_of_guard_and_agents_are_found(start):
+    """What guard and agents last wrote is in the reason: an installation that is broken, a directory that is gone."""
+    run = start("print('here')")
+    (run.rundir.path / "agent-0.log").write_text(
+        "Traceback (most recent call last):\nImportError: no such module\n"
+    )
+    assert run.rundir.last_words().endswith("ImportError: no such module")
+    run.end()

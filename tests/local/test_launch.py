@@ -219,3 +219,10 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert run.end().outcome == "succeeded", run.errors()
     assert run.text(0).split("\n")[0] == "[] [0, 1, 2]"
     assert run.text(0).split("\n")[2] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def test_mpi_under_torchrun_is_explained(start):
+    """Each rank would be alone in its world, silently."""
+    run = start("from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_size())", protocol="torchrun")
+    assert run.end().outcome == "succeeded"
+    assert "write --protocol mpirun" in run.notes()
