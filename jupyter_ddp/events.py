@@ -122,13 +122,15 @@ class ErrorEvent(Event):
     """An exception that ended a rank's cell.
 
     Sent twice: at once without a traceback (``time`` is the moment of the exception), then with it. ``line`` is the
-    cell's line (the magic line is line 1), ``source`` its text. ``code`` is the exit code that the rank will have.
+    cell's line (the magic line is line 1), ``source`` its text; where no cell was run, ``where`` names the file or the
+    function that has the line. ``code`` is the exit code that the rank will have.
     """
 
     kind: ClassVar[str] = "error"
     type: str
     message: str
     line: int | None = None
+    where: str = ""
     source: str | None = None
     traceback: str = ""
     code: int = 1

@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from jupyter_ddp.cell import NOTEBOOK_LAUNCHER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -55,13 +57,12 @@ def for_failure(view: RunView, namespace: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     config = view.facts.get("config", {})
     push, sent = config.get("push"), view.facts.get("sent")
-    has_line = not str(view.facts.get("source", "")).startswith("#")  # a function's run has none
     return for_error(
         Facts(
             type=failure.type.rpartition(".")[2],
             message=failure.message,
             traceback=failure.traceback,
-            names=namespace if has_line else None,
+            names=namespace if view.unit == "cell" else None,  # a function's run has no line for a flag
             push=None if push is None else tuple(push),
             sent=None if sent is None else tuple(sent),
             process_group=config.get("init_process_group"),
@@ -111,19 +112,8 @@ def _nccl_without_gpu(facts: Facts) -> str | None:
 
 
 def _notebook_launcher(facts: Facts) -> str | None:
-    if "notebook_launcher" not in facts.traceback:
-        return None
-    how = "call the training function itself, without notebook_launcher"
-    return (
-        f"The cell already runs once on each rank, and notebook_launcher would start ranks of its own: {how}."
-    )
-
-
-def _input(facts: Facts) -> str | None:
-    nobody = facts.type == "EOFError" and "EOF when reading a line" in facts.message
-    if not nobody and facts.type != "StdinNotImplementedError":
-        return None
-    return "Nobody can type into a rank: ask in a cell of the notebook, and use the variable here."
+    # What the cell's text has shown is the same sentence, and is said once.
+    return NOTEBOOK_LAUNCHER if "notebook_launcher" in facts.traceback else None
 
 
 def _debugger(facts: Facts) -> str | None:
@@ -187,7 +177,6 @@ _HINTS: Final[tuple[Callable[[Facts], str | None], ...]] = (
     _second_process_group,
     _nccl_without_gpu,
     _notebook_launcher,
-    _input,
     _debugger,
     _missing_module,
     _address_in_use,

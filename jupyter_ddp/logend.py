@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp.events import Event, RunEvent, decode
+from jupyter_ddp.events import DisplayEvent, Event, OutEvent, RunEvent, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLOCK: Final = 64 << 10
 """Bytes of a log that are read at once."""
 _FOR_STATE: Final = 64 << 10
+_SHOWN: Final = tuple(f'{{"kind":"{kind.kind}"'.encode() for kind in (OutEvent, DisplayEvent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,18 @@ class LogState:
     Attributes:
         word: A phase of `events.PHASES` while the run lives, else how it ended: an outcome of `events.OUTCOMES`, or
             ``pruned`` when its log has been removed.
-        alive: Whether somebody keeps it.
+        alive: Whether somebody keeps it: those who do tidy up for a moment after its end.
         ended: When it ended (seconds since the epoch), None when it has not, or nobody knows.
     """
 
     word: str
     alive: bool
     ended: float | None = None
+
+    @property
+    def going_on(self) -> bool:
+        """Whether it can still be waited for, interrupted or stopped."""
+        return self.alive and self.ended is None
 
 
 def log_state(run: RunDirectory) -> LogState:
@@ -52,6 +58,16 @@ def log_state(run: RunDirectory) -> LogState:
         if not run.has_record():
             return LogState("pruned", alive)
     return LogState("lost", alive)
+
+
+def what_happened(run: RunDirectory) -> list[Event]:
+    """Return all events by time, but not what the ranks showed (text and displays), which is nearly all of a log."""
+    found: list[Event] = []
+    for node in range(run.nodes()):
+        with contextlib.suppress(OSError), _log(run, node).open("rb") as log:
+            events = (decode(line) for line in log if not line.startswith(_SHOWN))
+            found += (event for event in events if event and not isinstance(event, OutEvent | DisplayEvent))
+    return sorted(found, key=operator.attrgetter("time"))
 
 
 def last_events(run: RunDirectory) -> Iterator[Event]:

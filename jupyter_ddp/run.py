@@ -216,7 +216,9 @@ class Run:
         if self._job is not None:
             self._job.wait_gone()
         words = self._rundir.last_words()
-        self._rundir.salvage(f"{ended}; the last that was heard:\n{words}" if words else f"{ended}: they were killed")
+        self._rundir.salvage(
+            f"{ended}; the last that was heard:\n{words}" if words else f"{ended}: they were killed"
+        )
         return self._take()
 
     def _load(self, name: str, rank: int) -> Any:  # noqa: ANN401

@@ -6,6 +6,7 @@ its values when it starts; a change afterwards does not touch it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ class Settings:
     """Values of `LaunchConfig` fields that hold for the following runs, until they are reset or the kernel ends.
 
     Attributes:
+        since: When it was made: no run of this process is older.
         run_root: Where runs are recorded; None for the default. The magics' trait sets it.
         traits: Returns the fields that traits of the magics set.
     """
 
     def __init__(self) -> None:
+        self.since = time.time()
         self.run_root: str | None = None
         self.traits: Callable[[], dict[str, Any]] = dict
         self._values: dict[str, Any] = {}

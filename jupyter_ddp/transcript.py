@@ -1,14 +1,11 @@
-"""The text of a run, whole or its end, from its logs and the ranks' files. The files are the record."""
+"""The text of a run from its logs and the ranks' files. The files are the record."""
 
 from __future__ import annotations
 
 import codecs
-from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.events import Event, OutEvent
-from jupyter_ddp.logend import last_events
 from jupyter_ddp.view.positions import Positions
 from jupyter_ddp.view.terminal import Line, Terminal
 from jupyter_ddp.words import label
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 _STREAMS: Final = ("stdout", "stderr")
 _PIECE: Final = 1 << 20
-_BYTES_A_CHARACTER: Final = 4
 
 
 def text_size(run_dir: Path, rank: int | None = None) -> int:
@@ -35,53 +31,18 @@ def read_all(run: RunDirectory, *, rank: int | None = None) -> Iterator[Line]:
     return read_lines(run.path, run.events(), rank=rank)
 
 
-def read_end(run: RunDirectory, limit: int, *, rank: int | None = None) -> tuple[str, bool]:
-    """Return the last whole lines of a rank's text, or of all ranks' with labels, and whether there is more before.
-
-    Time and memory go with ``limit``, the number of characters, and not with what the run has written.
-    """
-    room = _BYTES_A_CHARACTER * limit
-    found: list[OutEvent] = []
-    more = False
-    for event in last_events(run):
-        if isinstance(event, OutEvent) and rank in (None, event.rank):
-            if room <= 0:
-                more = True
-                break
-            found.append(_end_of(event, room))
-            room -= found[-1].length
-            more = found[-1].length < event.length
-    lines = read_lines(run.path, reversed(found), rank=rank)
-    parts: deque[str] = deque()
-    size = 0
-    for line in lines:
-        parts.append(join([line], labelled=rank is None))
-        size += len(parts[-1])
-        while size > limit and len(parts) > 1:
-            size -= len(parts.popleft())
-            more = True
-    text = "".join(parts)
-    return (text[-limit:], True) if size > limit else (text, more)
-
-
-def _end_of(event: OutEvent, size: int) -> OutEvent:
-    """Return an event, or as much of its end as has so many bytes: one of a flood can tell of very much text."""
-    if event.length <= size or event.text is not None:
-        return event
-    return replace(event, offset=event.offset + event.length - size, length=size)
-
-
 def read_lines(run_dir: Path, log: Iterable[Event], *, rank: int | None = None) -> Iterator[Line]:
     """Yield the lines of a rank, or of all, after the line discipline, in the order in which they were begun.
 
     The order comes from the ``out`` events, the bytes from the ranks' files; where a file is not here (the run was on
     another machine) the events' own text is taken. What a file has beyond the last event follows at the end. Events may
     begin anywhere: ``…`` stands for the part of a line that none of them tells of.
-    A line is yielded when it cannot change any more.
+    A line is yielded when it cannot change any more. Its ``order`` is the number of the event that began it.
     """
     readers: dict[tuple[str, int, str], _Stream] = {}
     queue: list[Line] = []
-    for event in log:
+    number = 0
+    for number, event in enumerate(log, 1):
         if not isinstance(event, OutEvent) or event.rank is None or event.stream not in _STREAMS:
             continue
         if (
@@ -98,13 +59,19 @@ def read_lines(run_dir: Path, log: Iterable[Event], *, rank: int | None = None) 
                     reader.terminal.close()
             readers[key] = _Stream(run_dir, *key)
         for text in readers[key].texts(event):
-            queue += readers[key].terminal.feed(text)[0]
+            queue += _ordered(readers[key].terminal.feed(text)[0], number)
             yield from _settled(queue)
     for reader in readers.values():
         for text in reader.rest():
-            queue += reader.terminal.feed(text)[0]
+            queue += _ordered(reader.terminal.feed(text)[0], number + 1)
             yield from _settled(queue)
     yield from queue
+
+
+def _ordered(lines: list[Line], order: int) -> list[Line]:
+    for line in lines:
+        line.order = order
+    return lines
 
 
 def _settled(queue: list[Line]) -> list[Line]:

@@ -27,13 +27,9 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"{text} and {rest} more" if rest else text
 
 
-def ranks_named(ranks: Iterable[int], world_size: int = 0) -> str:
-    """Return ``"rank 3"``, ``"ranks 0-2"``, or ``"all 8 ranks"`` when these are all of several (``"both ranks"``)."""
-    some = sorted(set(ranks))
-    if len(some) == world_size == 2:
-        return "both ranks"
-    if len(some) > 1 and len(some) == world_size:
-        return f"all {world_size} ranks"
+def ranks_named(ranks: Iterable[int]) -> str:
+    """Return ``"rank 3"`` or ``"ranks 0-2, 5"``: how ranks are named wherever they are not a label."""
+    some = set(ranks)
     return ("rank " if len(some) == 1 else "ranks ") + ranks_text(some)
 
 

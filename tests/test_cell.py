@@ -188,6 +188,4 @@ def test_what_cannot_work_on_ranks_is_said(shell):
         "from accelerate import notebook_launcher\nnotebook_launcher(f, num_processes=2)", shell
     ).warnings
     assert "already runs on every rank" in launcher
-    (answer,) = compile_cell("name = input('?')", shell).warnings
-    assert answer.startswith("input()")
-    assert compile_cell("def input(): return 1\ninput()", shell).warnings == ()
+    assert compile_cell("name = input('?')", shell).warnings == ()  # the rank says it, where it happens

@@ -53,7 +53,7 @@ def typed(line):
         ("%%distributed --pull acc,loss@a", ["loss@all"]),
         ("%%distributed --timeout 3", ["30m"]),
         ("%%distributed --name ", []),
-        ("%distributed ", ["config", "runs", "attach", "detach", "stop", "logs", "doctor"]),
+        ("%distributed ", ["config", "runs", "stop", "logs", "doctor"]),
         ("%distributed do", ["doctor"]),
         ("%distributed stop ", ["last", "ab12cd34", "baseline"]),
         ("%distributed logs ab", ["ab12cd34"]),

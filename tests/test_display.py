@@ -422,15 +422,69 @@ def test_lines_are_printed_as_they_come():
     watched.story.begin().out(0, "one\n").out(1, "careful\n", "stderr").out(1, "op")
     watched.feed()
     assert watched.publisher.due(watched.now) is None
-    assert watched.lines == [
-        "queued · 2 ranks · torchrun · 1.0 s",
-        "running on 2 ranks · torchrun · 1.0 s",
-        "[0] one",
-        "[1!] careful",
-    ]
+    assert watched.lines == ["[0] one", "[1!] careful"]
     watched.story.out(1, "en\n").show(0, "42", action="result").succeed()
     watched.finish()
-    assert watched.lines[4:] == ["[1] open", "[0] 42", "succeeded on 2 ranks · torchrun · 3.0 s"]
+    assert watched.lines[2:] == ["[1] open", "[0] 42", "succeeded on 2 ranks · torchrun · 3.0 s"]
+
+
+def test_what_the_run_does_is_said_when_nothing_else_is_to_be_seen():
+    watched = Watching(world_size=2)
+    watched.feed()
+    assert (watched.publisher.due(watched.now), watched.lines) == (2.0, [])
+    watched.now += 2
+    watched.feed()
+    watched.now += 1
+    watched.story.begin()
+    watched.feed()
+    assert watched.lines == ["starting 2 ranks · torchrun · 3.0 s"]
+    watched.now += 1
+    watched.feed()
+    assert watched.lines[1:] == ["running on 2 ranks · torchrun · 5.0 s"]
+    assert watched.publisher.due(watched.now) is None
+    watched.story.out(0, "one\n").succeed(6)
+    watched.finish()
+    assert watched.lines[2:] == ["[0] one", "succeeded on 2 ranks · torchrun · 6.0 s"]
+
+
+def test_no_line_of_a_rank_stands_before_the_news_that_it_runs():
+    watched = Watching(world_size=2)
+    watched.now += 2
+    watched.feed()
+    watched.story.out(1, "early\n").begin()
+    watched.feed()
+    watched.now += 10
+    watched.feed()
+    assert watched.lines == ["starting 2 ranks · torchrun · 3.0 s", "[1] early"]
+
+
+def test_an_end_is_said_at_once():
+    watched = Watching(world_size=2)
+    watched.story.begin().run("ending", "stopped").rank(0, "heard")
+    watched.feed()
+    assert watched.lines == ["rank 0 is cleaning up (interrupt again to kill) · 2 ranks · torchrun · 1.0 s"]
+
+
+@pytest.mark.parametrize(
+    ("message", "lines"),
+    [
+        ("", ["[1!] KeyboardInterrupt"]),
+        ("no", ["[1!] KeyboardInterrupt: no"]),
+        ("no\nnever", ["[1!] KeyboardInterrupt: no", "[1!] never"]),
+    ],
+)
+def test_an_error_is_its_type_and_its_text_with_a_label_before_each_line(message, lines):
+    watched = Watching(world_size=2)
+    watched.story.begin().error(1, "KeyboardInterrupt", message)
+    watched.feed()
+    assert watched.lines == lines
+
+
+def test_an_error_stands_below_what_its_rank_has_written():
+    watched = Watching(world_size=2)
+    watched.story.begin().out(1, "before\n").error(1, "ValueError", "no").out(1, "after\n")
+    watched.feed()
+    assert watched.lines[0] == "[1] before"
 
 
 def test_a_bar_is_printed_once():

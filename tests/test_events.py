@@ -58,6 +58,7 @@ ONE_OF_EACH = [
         type="ValueError",
         message="no",
         line=2,
+        where="train.py",
         source="raise",
         traceback="Traceback…",
         code=-3,

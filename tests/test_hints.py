@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from jupyter_ddp import hints
+from jupyter_ddp.cell import NOTEBOOK_LAUNCHER
 from jupyter_ddp.hints import Facts, for_error, for_notebook_error
 from jupyter_ddp.line import parse_cell_line
+from jupyter_ddp.view.summary import note_lines
+from tests.story import Story
 
 NOTEBOOK = {"rates": [1], "_": 3, "In": [], "get_ipython": None}
 
@@ -84,10 +87,8 @@ def test_a_local_variable_without_a_value_is_no_missing_push():
             "RuntimeError",
             "x",
             {"traceback": "  notebook_launcher(train, num_processes=2)"},
-            "without notebook_launcher",
+            "call the function itself",
         ),
-        ("EOFError", "EOF when reading a line", {}, "use the variable here"),
-        ("StdinNotImplementedError", "raw_input was called", {}, "use the variable here"),
         (
             "DistNetworkError",
             "The server socket has failed to listen … port: 29500 … code: -98, name: EADDRINUSE, message: address already in use",
@@ -106,7 +107,8 @@ def test_known_errors_have_known_cures(type_, message, facts, words):
     [
         ("ValueError", "loss became nan"),
         ("ValueError", "trying to initialize the default process group twice!"),
-        ("EOFError", "nobody can answer input() on a rank: set the value in the notebook"),
+        ("EOFError", "nobody can answer input() on a rank: ask in a cell of the notebook"),
+        ("EOFError", "EOF when reading a line"),
         ("EOFError", "Compressed file ended before the end-of-stream marker was reached"),
         ("ModuleNotFoundError", "No module named 'surely_nowhere_at_all'"),
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -156,16 +158,24 @@ def test_memory_that_the_notebook_itself_holds_is_named(monkeypatch):
 
 def test_the_hints_of_a_run_come_from_its_first_cause():
     failure = SimpleNamespace(type="NameError", message="name 'rates' is not defined", traceback="")
-    view = SimpleNamespace(failure=failure, facts={"config": {"push": ["a"]}})
+    view = SimpleNamespace(failure=failure, facts={"config": {"push": ["a"]}}, unit="cell")
     assert hints.for_failure(view, NOTEBOOK) == (
         "rates is a variable of the notebook that was not sent to the ranks: write --push a,rates to add it.",
     )
-    view.facts = {"config": {"push": None}, "sent": ["a", "b"], "source": "%%distributed\nrates"}
+    view.facts = {"config": {"push": None}, "sent": ["a", "b"]}
     assert "write --push a,b,rates to add it." in hints.for_failure(view, NOTEBOOK)[0]
-    view.facts["source"] = "# jupyter_ddp.launch(train)\n_function(*_args, **_kwargs)"
+    view.unit = "function"
     assert hints.for_failure(view, NOTEBOOK) == ()  # there is no line on which a flag could be written
     view.failure = None
     assert hints.for_failure(view, NOTEBOOK) == ()
+
+
+def test_what_the_text_of_a_cell_has_shown_is_not_said_again():
+    story = Story(2).begin().note(NOTEBOOK_LAUNCHER)
+    story.error(0, "RuntimeError", "no", traceback="in notebook_launcher").fail()
+    for text in hints.for_failure(story.view, {}):
+        story.note(text)
+    assert len(note_lines(story.view)) == 1
 
 
 def name_error(code):

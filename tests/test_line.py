@@ -239,7 +239,7 @@ def test_the_flags_of_the_line_itself():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-n 4", ["-p 4", "-N 4", "billed"]),
+        ("-n 4", ["-n means ranks to mpirun", "-p 4", "-N 4"]),
         ("-n4", ["-p 4", "-N 4"]),
         ("-np 4", ["-np is not a flag here", "-p 4", "-N 4"]),
         ("-np4", ["-p 4"]),
@@ -248,13 +248,18 @@ def test_the_flags_of_the_line_itself():
         ("--backend nccl", ["--init-process-group nccl"]),
         ("-b gloo", ["--init-process-group gloo"]),
         ("--targets 0", ["--show"]),
-        ("--noblock", ["--detach"]),
+        ("--noblock", ["a cell blocks"]),
         ("-i ml.g5.xlarge", ["-t"]),
         ("-x FOO", ["--env NAME=VALUE"]),
         ("--master_port 29500", ["leave it out"]),
         ("--proto mpirun", ["did you mean --protocol?"]),
         ("--protocl mpirun", ["did you mean --protocol?"]),
         ("--nproc-per-nod 4", ["did you mean --nproc-per-node?"]),
+        ("--proces 3", ["--proces is not a flag here", "-p 3", "-N 3"]),
+        ("--nproc_per_machine 3", ["did you mean --nproc-per-node?"]),
+        ("--num-process 3", ["-p 3", "-N 3"]),
+        ("--word-size 3", ["-p 3", "-N 3"]),
+        ("--master-adress x", ["--master-adress is not a flag here", "leave it out"]),
         ("-protocol mpirun", ["did you mean --protocol?"]),
         ("-P 4", ["did you mean -p?"]),
         ("-z", ["%%distributed?"]),
@@ -271,8 +276,11 @@ def test_the_flags_of_the_line_itself():
         ("--name a b", ["quotes"]),
         ("-p", ["-p needs a value"]),
         ("--protocol -p 4", ["--protocol needs a value"]),
-        ("-p two", ["whole number"]),
-        ("-p 0", ["whole number"]),
+        ("-p two", ["-p two was given", "whole number"]),
+        ("-p 0", ["-p 0 was given, but the number of ranks", "whole number"]),
+        ("--nproc_per_node=0", ["--nproc-per-node 0 was given"]),
+        ("-e 1A=x", ["-e has the name '1A'"]),
+        ("-b nccl", ["-b nccl was given, but the backend says where"]),
         ("--protocol MPIrun", ["did you mean mpirun?"]),
         ("--timeout soon", ["30m"]),
         ("--no-push=a", ["takes no value"]),
@@ -282,7 +290,7 @@ def test_the_flags_of_the_line_itself():
         ("--distribution dits", ["did you mean dist?"]),
         ("--distribution nproc", ["type int"]),
         ("--distribution '{bad'", ["JSON in single quotes"]),
-        ("--push 1a", ["push is '1a'"]),
+        ("--push 1a", ["--push 1a was given, but it takes names"]),
     ],
 )
 def test_what_cannot_be_meant_is_answered_in_a_sentence(line, words):
@@ -359,7 +367,7 @@ def test_the_effective_line_says_what_came_from_elsewhere():
     line = effective_line(config, origins)
     assert line == (
         "%%distributed -N 2 -p 4 --protocol mpirun -e 'T=***'"
-        "  # from the panel: -N 2, start_timeout=10m; from c.DistributedMagics: --protocol mpirun"
+        "  # from %distributed config: -N 2, start_timeout=10m; from c.DistributedMagics: --protocol mpirun"
     )
     assert effective_line(*effective({})) == "%%distributed"
 

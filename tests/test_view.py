@@ -128,7 +128,7 @@ FIELDS = {
     "detail": st.dictionaries(st.text(max_size=3), JSON, max_size=2),
     **dict.fromkeys(["exit_code", "signal", "pid", "local_rank", "line"], NUMBERS | st.none()),
     **dict.fromkeys(["code", "size"], NUMBERS),
-    **dict.fromkeys(["message", "traceback", "name", "note", "level", "reason"], WORDS),
+    **dict.fromkeys(["message", "traceback", "name", "note", "level", "reason", "where"], WORDS),
     **dict.fromkeys(["source", "file", "host", "device"], WORDS | st.none()),
 }
 
@@ -459,8 +459,7 @@ def test_equal_errors_of_all_ranks_are_one():
     story.fail()
     failure = story.view.failure
     assert (
-        failure.headline
-        == "all 8 ranks failed: ModuleNotFoundError: No module named 'this_module_is_missing'"
+        failure.headline == "ranks 0-7 failed: ModuleNotFoundError: No module named 'this_module_is_missing'"
     )
     assert failure.same == tuple(range(8))
     assert failure.followers == ()
@@ -625,14 +624,14 @@ def test_a_status_line_has_no_room_for_a_long_reason():
     [
         (
             {"exit_code": 1},
-            "both ranks exited with code 1 without finishing their cell (no Python traceback)",
+            "ranks 0-1 exited with code 1 without finishing their cell (no Python traceback)",
         ),
         (
             {"signal": 9},
-            "both ranks were killed: SIGKILL (if nobody did it: often the machine was out of memory)",
+            "ranks 0-1 were killed: SIGKILL (if nobody did it: often the machine was out of memory)",
         ),
-        ({"signal": 15}, "both ranks were ended by SIGTERM"),
-        ({"signal": 11}, "both ranks crashed: SIGSEGV"),
+        ({"signal": 15}, "ranks 0-1 were ended by SIGTERM"),
+        ({"signal": 11}, "ranks 0-1 crashed: SIGSEGV"),
     ],
 )
 def test_equal_ends_of_several_ranks_are_told_of_several(end, headline):
@@ -644,7 +643,24 @@ def test_several_ranks_that_end_badly_after_their_cell_are_told_of_several():
     story = Story(2).begin()
     for rank in story.ranks:
         story.rank(rank, "finished", ok=True).rank(rank, "ended", exit_code=3)
-    assert story.fail().view.failure.headline == "both ranks exited with code 3 after their cell had finished"
+    assert story.fail().view.failure.headline == "ranks 0-1 exited with code 3 after their cell had finished"
+
+
+def test_a_function_is_no_cell():
+    story = Story(2, source="# jupyter_ddp.launch(train)\n_function(*_args, **_kwargs)").begin().at(2)
+    story.rank(0, "ended", exit_code=1).rank(1, "ended", exit_code=0, by_run=True).fail()
+    told = failure_text(story.view)
+    assert "rank 0 exited with code 1 without finishing its function" in told
+    assert "cell" not in told
+
+
+@pytest.mark.parametrize(
+    ("where", "place"), [("", "cell line 11: raise no"), ("train.py", "train.py line 11: raise no")]
+)
+def test_the_place_says_what_its_line_is_a_line_of(where, place):
+    story = Story(2).begin().error(1, "ValueError", "no", line=11, where=where, source="  raise no").fail()
+    assert story.view.failure.place == place
+    assert place in failure_text(story.view).split("\n")
 
 
 def test_what_the_agent_has_to_say_besides_the_cause_is_a_note(story):
@@ -673,21 +689,29 @@ def test_notes_of_ranks_are_said_once(story):
     ]
 
 
+def all_finished(story):
+    story.begin()
+    for rank in story.ranks:
+        story.rank(rank, "finished", ok=True)
+
+
 @pytest.mark.parametrize(
     ("tell", "status"),
     [
-        (lambda s: s, "queued · 4 ranks · torchrun · 1.0 s"),
+        (lambda s: s, "starting 4 ranks · torchrun · 1.0 s"),
+        (lambda s: s.run("queued"), "queued · 4 ranks · torchrun · 1.0 s"),
         (lambda s: s.run("starting"), "starting 4 ranks · torchrun · 1.0 s"),
         (lambda s: s.run("installing"), "installing · 4 ranks · torchrun · 1.0 s"),
         (
             lambda s: s.run("rendezvous").rank(0, "started"),
-            "connecting, 1 of 4 ranks here · torchrun · 1.0 s",
+            "starting, 1 of 4 ranks have connected · torchrun · 1.0 s",
         ),
         (lambda s: s.begin(), "running on 4 ranks · torchrun · 1.0 s"),
         (
             lambda s: s.begin().rank(0, "finished", ok=True),
             "running, 1 of 4 ranks finished · torchrun · 1.0 s",
         ),
+        (all_finished, "finishing · 4 ranks · torchrun · 1.0 s"),
         (lambda s: s.begin().error(1, "E", ""), "failing: rank 1 · 4 ranks · torchrun · 1.0 s"),
         (lambda s: s.begin().run("ending", "stopped"), "stopping · 4 ranks · torchrun · 1.0 s"),
         (lambda s: s.succeed(3725), "succeeded on 4 ranks · torchrun · 1 h 2 min"),
@@ -702,5 +726,5 @@ def test_status_lines(story, tell, status):
 def test_the_status_line_says_what_is_not_usual():
     story = Story(8, nnodes=2, backend="sagemaker", protocol="mpirun", name="big one")
     assert (
-        status_line(story.view, T0) == "queued · 8 ranks · 2 instances · sagemaker · mpirun · 0.0 s · big one"
+        status_line(story.view, T0) == "starting 8 ranks · 2 instances · sagemaker · mpirun · 0.0 s · big one"
     )

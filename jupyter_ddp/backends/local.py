@@ -104,7 +104,8 @@ class LocalBackend:
         if wanted == "gpu" and not share:
             have = f"{devices} GPUs for {config.instance_count} instances" if devices else "no GPU"
             raise ConfigError(
-                "nproc_per_node", f"-p gpu was asked for, but this machine has {have}: write a number"
+                "nproc_per_node",
+                f"-p gpu was given, but this machine has {have}: write -p auto, or a number.",
             )
         if wanted == "cpu":
             share = max(1, _machine.cpu_cores() // config.instance_count)

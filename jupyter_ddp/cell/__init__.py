@@ -10,12 +10,9 @@ from jupyter_ddp.cell.names import NameWalk
 from jupyter_ddp.cell.syntax import compile_python
 from jupyter_ddp.errors import CellError
 
-_LAUNCHER: Final = (
-    "notebook_launcher starts processes of its own, and this cell already runs on every rank: "
-    "call the function directly."
-)
-_INPUT: Final = (
-    "input() has nobody to answer on a rank: read the value in the notebook, the cell can then use it."
+NOTEBOOK_LAUNCHER: Final = (
+    "notebook_launcher starts processes of its own, and this code already runs on every rank: "
+    "call the function itself."
 )
 
 
@@ -107,9 +104,4 @@ def _cell_error(error: SyntaxError, source: str, shift: int) -> CellError:
 
 
 def _warnings(walk: NameWalk) -> tuple[str, ...]:
-    found = []
-    if "notebook_launcher" in walk.calls:
-        found.append(_LAUNCHER)
-    if "input" in walk.calls and "input" not in walk.assigns and "input" in walk.reads:
-        found.append(_INPUT)
-    return tuple(found)
+    return (NOTEBOOK_LAUNCHER,) if "notebook_launcher" in walk.calls else ()

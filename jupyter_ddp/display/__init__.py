@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 
 from jupyter_ddp.display.pack import Packer, printable
 from jupyter_ddp.events import DisplayEvent, ErrorEvent, Event, OutEvent, RankEvent, RunEvent
-from jupyter_ddp.render import LIVE_DISPLAYS, MIME, bundle, failing_tail, line_text
+from jupyter_ddp.render import LIVE_DISPLAYS, MIME, bundle, failing_tail
 from jupyter_ddp.view import DisplayView
 from jupyter_ddp.view.positions import Positions
 from jupyter_ddp.view.rich_output import MAX_TEXT, shorten
@@ -34,6 +34,8 @@ _HEARTBEAT: Final = 1.0
 _BYTES_A_SECOND: Final = 500_000.0
 _REPEATED_A_SECOND: Final = 50_000.0  # of rich output that the page has already
 _URGENT: Final = 1.0  # what is urgent waits at most so long, however big the output is
+_ENDED_BY_ERROR: Final = ("failed", "lost")
+_SILENCE: Final = 2.0  # seconds without a line after which a terminal says what the run does
 
 
 class Publisher(Protocol):
@@ -214,7 +216,8 @@ class TerminalPublisher:
     """Plain lines as they come, ``[rank] text``; an open line (a progress bar) is printed once it is closed.
 
     Lines of a flood that nobody brought here are counted where they would stand; the last lines of a rank that failed
-    are printed at the end if ``--show`` has left them out.
+    are printed at the end if ``--show`` has left them out. That a run starts and runs is said only if nothing else is
+    to be seen for a while; that somebody is ending it, at once.
     """
 
     def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -222,13 +225,15 @@ class TerminalPublisher:
         self._clock = clock
         self._terminals: dict[tuple[str, int, str], tuple[Terminal, Positions]] = {}
         self._waiting: dict[int, Line | _Gap] = {}  # begun and not yet printed, by id, in order
-        self._status = ""
+        self._said: set[str] = set()
+        self._silent_since: float | None = None  # None once a rank has shown something
 
     def start(self, view: RunView) -> None:
-        """Print what was started."""
+        """Print the line that holds, if the cell does not say all of it."""
         if view.line:
             self._print(view.line)
-        self._say_status(view, self._clock())
+            self._flush()
+        self._silent_since = self._clock()
 
     def feed(self, view: RunView, events: Iterable[Event], now: float) -> None:
         """Print lines that were closed, and what is new of the run."""
@@ -239,19 +244,28 @@ class TerminalPublisher:
                 self._print_closed(view)
                 if view.shown(event.rank):
                     self._print_display(event.rank, event)
-            elif isinstance(event, RunEvent) and event.phase != "ended":
-                self._say_status(view, now)
+            elif isinstance(event, RunEvent) and event.phase == "ending":
+                if event.outcome in _ENDED_BY_ERROR:
+                    self._silent_since = now  # ranks tell of their errors, and the end comes soon
+                else:
+                    self._say_status(view, now)
             elif isinstance(event, ErrorEvent) and event.rank is not None and not event.traceback:
-                message = shorten_text(event.message, MAX_TEXT)
-                self._print(f"{label(event.rank, 'stderr')} {event.type}: {message}")
+                self._print_closed(view)
+                text = (
+                    f"{event.type}: {shorten_text(event.message, MAX_TEXT)}" if event.message else event.type
+                )
+                self._print_of_rank(event.rank, text, "stderr")
             elif isinstance(event, RankEvent) and event.state == "heard":
                 self._say_status(view, now)
         self._print_closed(view)
+        if self.due(now) == 0:
+            self._say_status(view, now)
+            self._silent_since = None if _is_under_way(view) else now
         self._flush()
 
-    def due(self, now: float) -> float | None:  # noqa: ARG002 - the interface
-        """Return None: nothing is shown but what events bring."""
-        return None
+    def due(self, now: float) -> float | None:
+        """Return the seconds until silence is too long; None once a rank has shown something or all run."""
+        return None if self._silent_since is None else max(0.0, self._silent_since + _SILENCE - now)
 
     def finish(self, view: RunView, now: float) -> None:
         """Print the lines that are still open, what was left out, the notes and how the run ended."""
@@ -297,22 +311,26 @@ class TerminalPublisher:
 
     def _print_line(self, view: RunView, line: Line | _Gap) -> None:
         if isinstance(line, _Gap):
-            self._print(f"{label(line.rank, line.stream)} {cut_text(view, line.lines)}")
+            self._print_of_rank(line.rank, cut_text(view, line.lines), line.stream)
         else:
-            self._print(line_text(line))
+            self._print_of_rank(line.rank, line.text, line.stream)
 
     def _print_display(self, rank: int, event: DisplayEvent) -> None:
         shown = DisplayView(ranks=(rank,), data=shorten(event.data), file=event.file)
-        for part in shown.text.rstrip("\n").split("\n"):
-            self._print(f"{label(rank)} {part}")
+        self._print_of_rank(rank, shown.text.rstrip("\n"))
 
     def _say_status(self, view: RunView, now: float) -> None:
         text = status_line(view, now)
         head = text.split(" · ", 1)[0]
-        if head != self._status:
-            self._status = head
+        if head not in self._said:
+            self._said.add(head)
             self._print(text)
             self._flush()
+
+    def _print_of_rank(self, rank: int, text: str, stream: str = "stdout") -> None:
+        self._silent_since = None
+        for line in text.split("\n"):
+            self._print(f"{label(rank, stream)} {line}")
 
     def _print(self, text: str) -> None:
         out = self._out or sys.stdout
@@ -321,6 +339,10 @@ class TerminalPublisher:
 
     def _flush(self) -> None:
         (self._out or sys.stdout).flush()
+
+
+def _is_under_way(view: RunView) -> bool:
+    return view.phase == "ending" or any(rank.running is not None for rank in view.ranks)
 
 
 def publisher() -> Publisher:

@@ -19,7 +19,7 @@ from typing import Any
 
 from jupyter_ddp.config import LaunchConfig, normalise
 from jupyter_ddp.config.fields import MAPPING_FIELDS, switch
-from jupyter_ddp.errors import UsageError
+from jupyter_ddp.errors import ConfigError, UsageError
 from jupyter_ddp.line.effective import effective, effective_line, magic_line
 from jupyter_ddp.line.expand import Word, split
 from jupyter_ddp.line.flags import BY_NAME, FLAGS, FOREIGN, Flag, answer
@@ -110,10 +110,25 @@ def _take(word: str, todo: deque[str], found: Invocation, namespace: Mapping[str
         value += todo.popleft()
     if flag.long == "--config":
         found.config_name, found.config = _config(value, namespace)
-    elif flag.field == "env":
-        found.given["env"] = {**found.given.get("env", {}), **_env(value, namespace)}
-    else:
-        found.given[flag.field] = field_value(flag.field, value, namespace)
+        return
+    try:
+        taken = field_value(flag.field, value, namespace)
+    except UsageError as error:
+        raise _of_flag(error, flag.field, name, value) from None
+    found.given[flag.field] = {**found.given.get("env", {}), **taken} if flag.field == "env" else taken
+
+
+def _of_flag(error: UsageError, field_name: str, typed: str, value: str) -> UsageError:
+    """Return the error of a field's value in the words of the one who has typed a flag."""
+    message = str(error)
+    for said, meant in (
+        (f"{field_name} is {str(value)!r}, but ", f"{typed} {value} was given, but "),
+        (f"{field_name} ", f"{typed} "),
+    ):
+        if message.startswith(said):
+            message = meant + message[len(said) :]
+            break
+    return ConfigError(error.field, message) if isinstance(error, ConfigError) else UsageError(message)
 
 
 def _name_and_value(word: str) -> tuple[str, str | None]:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 WORDS: Final[dict[str, str]] = {
     "config": "show every value and where it comes from; K=V … sets, K= forgets one, --reset forgets all",
     "runs": "list the runs",
-    "attach": "follow a run again: attach ID",
-    "detach": "let go of a run: detach ID",
     "stop": "end a run: stop [ID]",
-    "logs": "print what a run wrote: logs ID [--rank R]",
+    "logs": "print what a run showed, and why it failed: logs ID [--rank R]",
     "doctor": "check this machine before anything is started",
 }
 """The words of ``%distributed``; alone it shows the panel. ID is a unique beginning of an id, a name or ``last``."""
+
+COMING: Final = ("attach", "detach")
+"""Words that come with a later version: they are understood, and not offered."""
 
 _OTHER_NAMES: Final = {
     "status": "runs",
@@ -45,7 +46,6 @@ _OTHER_NAMES: Final = {
     "configure": "config",
     "settings": "config",
     "reset": "config --reset",
-    "follow": "attach",
 }
 
 
@@ -54,7 +54,7 @@ class Command:
     """What a ``%distributed`` line asks for.
 
     Attributes:
-        word: One of `WORDS`, or "" for the panel.
+        word: One of `WORDS` or `COMING`, or "" for the panel.
         run: The run's id, the beginning of one, or a name; None when it was not given.
         rank: After ``logs --rank``.
         changes: Fields that ``config`` sets.
@@ -83,7 +83,7 @@ def parse_command(line: str, namespace: Mapping[str, Any]) -> Command:
         return Command(help=True)
     if not word:
         return Command()
-    if word not in WORDS:
+    if word not in WORDS and word not in COMING:
         raise UsageError(_unknown(word))
     command = Command(word)
     if word == "config":
@@ -106,7 +106,17 @@ def _unknown(word: str) -> str:
     return f"%distributed has no word {word!r}: {known}"
 
 
+_USAGE: Final = {
+    "stop": "stop, or stop ID",
+    "logs": "logs ID, or logs ID --rank 0",
+    "attach": "attach ID",
+    "detach": "detach ID",
+}
+"""What may be written; of a word that stands alone nothing."""
+
+
 def _run_and_rank(command: Command, words: list[str]) -> None:
+    usage = f"write %distributed {_USAGE.get(command.word, command.word)}"
     todo = deque(words)
     while todo:
         word = todo.popleft()
@@ -117,11 +127,11 @@ def _run_and_rank(command: Command, words: list[str]) -> None:
                 raise UsageError(f"{name} takes a rank's number, not {text!r}: write logs ID --rank 0.")
             command.rank = int(text)
         elif word.startswith("-"):
-            raise UsageError(f"%distributed {command.word} has no flag {word}: {WORDS[command.word]}.")
+            raise UsageError(f"%distributed {command.word} has no flag {word}: {usage}.")
         elif command.run is None and command.word not in ("runs", "doctor"):
             command.run = word
         else:
-            raise UsageError(f"%distributed {command.word} has no use for {word!r}: {WORDS[command.word]}.")
+            raise UsageError(f"%distributed {command.word} has no use for {word!r}: {usage}.")
     if command.word in ("attach", "detach", "logs") and command.run is None:
         raise UsageError(
             f"%distributed {command.word} needs a run: write {command.word} last, or an id or name."

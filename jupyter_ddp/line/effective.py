@@ -77,15 +77,16 @@ def effective_line(config: LaunchConfig, origins: Mapping[str, str]) -> str:
     for name in FIELD_ONLY:
         if getattr(config, name) != getattr(DEFAULTS, name):
             sources.setdefault(origins.get(name, "default"), []).append(f"{name}={field_text(config, name)}")
-    notes = "; ".join(f"from {_place(origin)}: {', '.join(parts)}" for origin, parts in sources.items())
+    notes = "; ".join(f"from {origin_text(origin)}: {', '.join(parts)}" for origin, parts in sources.items())
     line = magic_line(config, mask_env=True)
     return f"{line}  # {notes}" if notes else line
 
 
-def _place(origin: str) -> str:
+def origin_text(origin: str) -> str:
+    """Return an origin as `effective` gives it in words: what the user has written, and where."""
     # What came from nowhere and is not at its default is what the backend made of it: -p auto.
     words = {
-        "panel": "the panel",
+        "panel": "%distributed config",
         "traits": "c.DistributedMagics",
         "line": "the line",
         "default": "this machine",

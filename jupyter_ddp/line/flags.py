@@ -45,7 +45,13 @@ class Flag:
 
 
 FLAGS: Final = (
-    Flag(("-b", "--backend"), "backend", "NAME", "where the ranks run: local or sagemaker", "local"),
+    Flag(
+        ("-b", "--backend"),
+        "backend",
+        "NAME",
+        "where the ranks run: local (this machine); sagemaker comes with a later version",
+        "local",
+    ),
     Flag(
         ("-N", "--instance-count", "--nnodes"),
         "instance_count",
@@ -57,7 +63,7 @@ FLAGS: Final = (
         ("-p", "--nproc-per-node"),
         "nproc_per_node",
         "RANKS",
-        "ranks on each instance: a number, gpu, cpu or auto (GPUs, else Neuron cores, else 2)",
+        "ranks on each instance: a number, gpu, cpu, or auto: one for each GPU, else for each Neuron core, else 2",
         "auto",
     ),
     Flag(("--protocol",), "protocol", "LAUNCHER", "torchrun or mpirun", "torchrun"),
@@ -109,14 +115,28 @@ FLAGS: Final = (
         "init_process_group",
         "BACKEND",
         "auto, nccl or gloo: ranks start inside a default process group",
-        "off: your code calls init_process_group",
+        "your code calls init_process_group",
     ),
-    Flag(("--distribution",), "distribution", "DICT", "SageMaker's distribution dictionary", "none"),
+    Flag(
+        ("--distribution",),
+        "distribution",
+        "DICT",
+        "SageMaker's distribution dictionary; comes with a later version",
+        "none",
+    ),
     Flag(
         ("--config",), "", "NAME", "a LaunchConfig or dict of the notebook; other flags win over it", "none"
     ),
-    Flag(("--name",), "name", "LABEL", "names the run: lists, sidebar, job name", "none"),
-    Flag(("--detach",), "detach", None, "return at once and leave the run going", "off"),
+    Flag(
+        ("--name",), "name", "LABEL", "a name for the run, in lists and for %distributed logs LABEL", "none"
+    ),
+    Flag(
+        ("--detach",),
+        "detach",
+        None,
+        "return at once and leave the run going; comes with a later version",
+        "off",
+    ),
     Flag(
         ("--dry-run",),
         "",
@@ -139,20 +159,24 @@ FIELD_ONLY: Final = (
 """Fields that have no flag."""
 
 _COUNT_HERE: Final = "write -p {0} for ranks on each instance or -N {0} for instances"
-_NO_BLOCK: Final = (
-    "a cell blocks while its ranks run, and ■ interrupts them; --detach is the flag that lets go"
-)
+_NO_BLOCK: Final = "a cell blocks while its ranks run, and ■ interrupts them"
 _ENV: Final = "write --env NAME=VALUE"
 _CHOSEN: Final = "address and port are chosen for each run, so that runs cannot collide: leave it out"
 
 FOREIGN: Final[dict[str, str]] = {
-    "-n": "-n is ranks in mpirun but would be billed instances here: " + _COUNT_HERE,
+    "-n": "-n means ranks to mpirun and could mean instances here: " + _COUNT_HERE,
     "-np": _COUNT_HERE,
     "--np": _COUNT_HERE,
     "--num-processes": _COUNT_HERE,
     "--num-proc": _COUNT_HERE,
+    "--num-procs": _COUNT_HERE,
+    "--n-procs": _COUNT_HERE,
     "--nprocs": _COUNT_HERE,
     "--nproc": _COUNT_HERE,
+    "--procs": _COUNT_HERE,
+    "--processes": _COUNT_HERE,
+    "--workers": _COUNT_HERE,
+    "--num-workers": _COUNT_HERE,
     "--ranks": _COUNT_HERE + "; --show 0,3 picks ranks to show",
     "--world-size": _COUNT_HERE,
     "--gpus": "write -p gpu for one rank on each GPU, or -p {0}",
@@ -201,24 +225,30 @@ FOREIGN: Final[dict[str, str]] = {
 def answer(name: str, value: str | None = None) -> str:
     """Return one sentence about a flag that is not one of ours: what to write instead, or the nearest flag."""
     spelling = name if not name.startswith("--") else name.replace("_", "-")
-    if spelling in FOREIGN:
+    near = None if spelling in FOREIGN or _is_field(spelling) else nearest_flag(spelling)
+    known = near if near in FOREIGN else spelling
+    if known in FOREIGN:
         number = value if value is not None and value.isdecimal() else "N"
-        text = FOREIGN[spelling].format(number)
+        text = FOREIGN[known].format(number)
         return text + "." if text.startswith(name) else f"{name} is not a flag here: {text}."
     field = spelling.lstrip("-").replace("-", "_")
-    if field in FIELD_ONLY:
+    if _is_field(spelling):
         how = f"%distributed config {field}=… sets it, and so does a LaunchConfig given by --config"
         return f"{name} is a field without a flag: {how}."
-    near = nearest_flag(spelling)
     tail = f"did you mean {near}?" if near else "%%distributed? shows the flags."
     return f"{name} is not a flag of %%distributed: {tail}"
 
 
+def _is_field(spelling: str) -> bool:
+    return spelling.lstrip("-").replace("-", "_") in FIELD_ONLY
+
+
 def nearest_flag(name: str) -> str | None:
-    """Return the flag whose spelling is nearest, or None when none is near."""
+    """Return the flag, ours or one of `FOREIGN`, whose spelling is nearest, or None when none is near."""
     if name.startswith("--"):
-        begun = [flag for flag in BY_NAME if flag.startswith(name)]
-        near = begun[:1] or difflib.get_close_matches(name, list(BY_NAME), 1, 0.6)
+        known = [*BY_NAME, *(flag for flag in FOREIGN if flag.startswith("--"))]
+        begun = [flag for flag in known if flag.startswith(name)]
+        near = begun[:1] or difflib.get_close_matches(name, known, 1, 0.6)
         return near[0] if near else None
     if len(name) > 2 and "-" + name in BY_NAME:  # -protocol
         return "-" + name

@@ -15,16 +15,15 @@ from traitlets import Float, Int, Unicode
 from jupyter_ddp import backends, doctor, history
 from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program, compile_cell
-from jupyter_ddp.errors import JupyterDDPError, RunInterrupt, RunNotFoundError, UsageError
+from jupyter_ddp.errors import JupyterDDPError, RunInterrupt, UsageError
 from jupyter_ddp.hints import for_notebook_error
 from jupyter_ddp.line import FLAGS, effective, effective_line, parse_cell_line
-from jupyter_ddp.line.commands import WORDS, Command, parse_command
+from jupyter_ddp.line.commands import COMING, WORDS, Command, parse_command
 from jupyter_ddp.magics.completion import matcher
 from jupyter_ddp.magics.first_line import magic_first
 from jupyter_ddp.magics.panel_text import panel_text, values_text
 from jupyter_ddp.magics.traits import LaunchTraits
 from jupyter_ddp.preflight import LATER, preflight
-from jupyter_ddp.run import Run
 from jupyter_ddp.rundir import RunStore
 from jupyter_ddp.settings import SETTINGS, current_config
 
@@ -38,19 +37,21 @@ if TYPE_CHECKING:
 __all__ = ["DistributedMagics", "current_config", "install", "uninstall"]
 
 _DAY: Final = 86_400.0
+_LATEST: Final = 5
+"""Runs that the panel lists."""
 _declare: Any = magic_arguments  # has no types
 
 
 def _with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare the flags for ``%%distributed?``; `jupyter_ddp.line` parses them."""
     for flag in reversed(FLAGS):
-        options: dict[str, Any] = {
-            "help": f"{flag.help} (default: {flag.default})".replace("%", "%%"),
-            "default": None,
-        }
+        says = flag.metavar and flag.default not in ("none", "off")
+        default = f" (default: {flag.default})" if says else ""
+        options: dict[str, Any] = {"help": f"{flag.help}{default}".replace("%", "%%"), "default": None}
         options |= {"metavar": flag.metavar} if flag.metavar else {"action": "store_true"}
         function = _declare.argument(*flag.names, **options)(function)
     declared: Callable[..., Any] = _declare.magic_arguments()(function)
+    declared.__doc__ = str(declared.__doc__).replace("::\n\n  %distributed ", "%%distributed ", 1)
     return declared
 
 
@@ -89,9 +90,9 @@ class DistributedMagics(Magics, LaunchTraits):
 
         %%distributed -N 2 -p 4 --protocol mpirun --pull loss@all
 
-        {expr} and $name are the notebook's. A flag stands above --config, that above the panel, that above
-        c.DistributedMagics. As a line, %distributed shows the panel and takes the words config, runs, attach, detach,
-        stop, logs and doctor.
+        {expr} and $name are the notebook's. What the line does not say is taken from --config, else from
+        %distributed config, else from c.DistributedMagics, else the default holds. As a line, %distributed shows
+        every value and the latest runs; its words are config, runs, stop, logs and doctor.
         """
         if cell is None:
             self._command(parse_command(line, self._shell.user_ns))
@@ -164,7 +165,7 @@ class DistributedMagics(Magics, LaunchTraits):
         if command.help:
             _say(self._help())
             return
-        if command.word in ("attach", "detach"):
+        if command.word in COMING:
             raise UsageError(
                 f"%distributed {command.word} {LATER}: a run blocks its cell for now, and ■ interrupts it."
             )
@@ -173,12 +174,14 @@ class DistributedMagics(Magics, LaunchTraits):
     def _current(self) -> tuple[LaunchConfig, dict[str, str]]:
         return effective({}, None, SETTINGS.values, self.changed_fields)
 
-    def _word_panel(self, command: Command) -> str:
+    def _word_panel(self, _command: Command) -> str:
         config, origins = self._current()
         resolved = None
         with contextlib.suppress(JupyterDDPError):
             resolved = backends.get_backend(config.backend).resolve(config)
-        return panel_text(config, origins, resolved, self._word_runs(command))
+        store = self.store
+        runs = history.runs_text(store.list(), store.root, time.time(), _LATEST)
+        return panel_text(config, origins, resolved, runs)
 
     def _word_config(self, command: Command) -> str:
         if command.reset:
@@ -196,19 +199,7 @@ class DistributedMagics(Magics, LaunchTraits):
         return history.runs_text(store.list(), store.root, time.time())
 
     def _word_stop(self, command: Command) -> str:
-        found = history.to_stop(self.store, command.run)
-        if not found.is_alive():
-            return f"Run {found.run_id} is over: {history.row(found, time.time()).state}."
-        run = Run(found)
-        try:
-            heard = run.stop()
-        finally:
-            run.close()
-        if heard:
-            return f"Run {found.run_id} is being stopped: its ranks get SIGTERM, and SIGKILL if they stay."
-        raise RunNotFoundError(
-            f"run {found.run_id} lives but does not answer: end the kernel that started it."
-        )
+        return history.stop(history.to_stop(self.store, command.run))
 
     def _word_logs(self, command: Command) -> str:
         return history.log_text(self.store.find(str(command.run)), command.rank, self.output_cap)

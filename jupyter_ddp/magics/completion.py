@@ -95,7 +95,7 @@ def _words(words: list[str], typed: str, around: Surroundings) -> tuple[str, lis
             typed, flags = _flags_and_values(words[1:], typed, around)
             return typed, flags + (_fitting(typed, [("--reset", "flag")]) if typed.startswith("-") else [])
         return typed, _fitting(typed, [(f"{name}=", "field") for name in FIELDS])
-    if words[0] in ("stop", "logs", "attach", "detach") and len(words) == 1:
+    if words[0] in ("stop", "logs") and len(words) == 1:
         runs = [(run, "run") for run in dict.fromkeys(["last", *around.runs()])]
         flags = [("--rank", "flag")] if words[0] == "logs" else []
         return typed, _fitting(typed, runs + flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.config import FIELDS, LaunchConfig
-from jupyter_ddp.line.effective import effective_line, field_text
+from jupyter_ddp.line.effective import effective_line, field_text, origin_text
 from jupyter_ddp.line.flags import FLAGS
 from jupyter_ddp.words import table_text
 
@@ -26,10 +26,13 @@ _UNSET: Final = {
 def values_text(config: LaunchConfig, origins: Mapping[str, str]) -> str:
     """Return a table of every field: name, flag, value, origin. Values of ``env`` are masked."""
     rows = [("field", "flag", "value", "from")]
-    rows += [
-        (name, _FLAG_OF.get(name, ""), _value(config, name), origins.get(name, "default")) for name in FIELDS
-    ]
+    rows += [(name, _FLAG_OF.get(name, ""), _value(config, name), _origin(origins, name)) for name in FIELDS]
     return table_text(rows)
+
+
+def _origin(origins: Mapping[str, str], name: str) -> str:
+    origin = origins.get(name, "default")
+    return origin if origin == "default" else origin_text(origin)
 
 
 def _value(config: LaunchConfig, name: str) -> str:

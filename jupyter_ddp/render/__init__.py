@@ -11,15 +11,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_ddp.render.html import LIVE_DISPLAYS, LIVE_LINES, html
 from jupyter_ddp.render.snapshot import MIME, snapshot
-from jupyter_ddp.view import DisplayView, RunView, sgr
-from jupyter_ddp.view.summary import cut_text, note_lines, status_line
+from jupyter_ddp.view import DisplayView, RankFailure, RunView, sgr
+from jupyter_ddp.view.failure import failure_of
+from jupyter_ddp.view.summary import cut_text, earlier_text, note_lines, status_line
 from jupyter_ddp.view.terminal import Line
-from jupyter_ddp.words import count_text, label, ranks_text
+from jupyter_ddp.words import label, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["LIVE_DISPLAYS", "MIME", "bundle", "failing_tail", "failure_text", "line_text", "plain"]
+__all__ = [
+    "LIVE_DISPLAYS",
+    "MIME",
+    "bundle",
+    "failing_tail",
+    "failure_text",
+    "line_text",
+    "plain",
+    "rank_text",
+]
 
 
 class _Row(NamedTuple):
@@ -70,6 +80,28 @@ def failure_text(view: RunView) -> str:
     failure = view.failure
     if failure is None:
         return view.reason or f"the run ended without success ({view.outcome or view.phase})"
+    lines = [*_cause(failure), *failure.consequences(), *note_lines(view)]
+    if view.log_dir:
+        lines.append(f"log: {view.log_dir}")
+    return "\n".join(lines)
+
+
+def rank_text(view: RunView, rank: int) -> str:
+    """Return how one rank ended badly: its own failure, or why it was stopped; "" when it did not."""
+    failure, state = failure_of(view, rank), view.ranks[rank].state
+    if failure is not None:
+        return "\n".join(_cause(failure)).rstrip("\n")
+    if view.ok or state in ("finished", "failed") or not view.over:
+        return ""
+    first = view.failure
+    why = first.headline if first else view.reason or f"the run was {view.outcome}"
+    lines = [f"rank {rank} had not finished when the run was ended: {why}"]
+    if view.ranks[rank].stacks:
+        lines += ["", view.ranks[rank].stacks.strip("\n")]
+    return "\n".join(lines)
+
+
+def _cause(failure: RankFailure) -> list[str]:
     lines = [failure.headline]
     extra = failure.message.strip().split("\n")[1:] if failure.type else []
     lines += extra[:20] if not failure.traceback else []
@@ -77,11 +109,7 @@ def failure_text(view: RunView) -> str:
         lines.append(failure.place)
     if failure.traceback:
         lines += ["", failure.traceback.strip("\n"), ""]
-    lines += failure.consequences()
-    lines += note_lines(view)
-    if view.log_dir:
-        lines.append(f"log: {view.log_dir}")
-    return "\n".join(lines)
+    return lines
 
 
 def line_text(line: Line) -> str:
@@ -134,7 +162,7 @@ def _last_rows(view: RunView) -> list[_Row]:
             rows += _display_rows(item)
             continue
         if earlier:
-            rows.append(_Row(f"… {count_text(earlier, 'earlier line')}", None, 2))
+            rows.append(_Row(earlier_text(earlier), None, 2))
             earlier = 0
         if not _is_idle(item):
             rows.append(_line_row(item))

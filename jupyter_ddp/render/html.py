@@ -11,7 +11,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.view import sgr
-from jupyter_ddp.view.summary import STATE_WORDS, cut_text, note_lines, states_text, status_line
+from jupyter_ddp.view.summary import (
+    STATE_WORDS,
+    cut_text,
+    earlier_text,
+    note_lines,
+    states_text,
+    status_line,
+)
 from jupyter_ddp.view.terminal import Line
 from jupyter_ddp.words import count_text, duration_text, label, ranks_named, signal_name
 
@@ -117,6 +124,7 @@ def _rank_row(rank: RankView, now: float) -> str:
 def _output(view: RunView, *, final: bool) -> Iterator[str]:
     """Yield blocks: lines in ``pre``, and between them what the ranks displayed."""
     earlier, items = view.recent(*((FINAL_LINES, _ALL) if final else (LIVE_LINES, LIVE_DISPLAYS)))
+    above = cut_text(view, earlier) if final else earlier_text(earlier)
     pending: list[str] = []
     for item in items:
         if not isinstance(item, Line):
@@ -125,13 +133,13 @@ def _output(view: RunView, *, final: bool) -> Iterator[str]:
             yield _display(item, view)
             continue
         if earlier:
-            yield _tag("div", escape(cut_text(view, earlier)), _MUTED)
+            yield _tag("div", escape(above), _MUTED)
             earlier = 0
         if not (item.open and not item.text.strip()):
             pending.append(_line(item))
     yield from _pre(pending)
     if earlier:
-        yield _tag("div", escape(cut_text(view, earlier)), _MUTED)
+        yield _tag("div", escape(above), _MUTED)
     shown = {item.order for item in items}
     last = view.failing_lines(lambda line: line.order in shown) if final else []
     if last:

@@ -44,7 +44,7 @@ _HIDDEN: Final = (
 
 def describe(error: BaseException, source: Source, time: float) -> ErrorEvent:
     """Return the event of an exception, without its traceback. Never raises, whatever the exception does."""
-    line = _cell_line(error, source)
+    line, where, text = _place(error, source)
     name = type(error).__name__
     message = _message(error)
     return ErrorEvent(
@@ -53,7 +53,8 @@ def describe(error: BaseException, source: Source, time: float) -> ErrorEvent:
         if len(message) <= MESSAGE_LIMIT
         else f"{message[:MESSAGE_LIMIT]}… ({len(message)} characters)",
         line=line,
-        source=source.text(line),
+        where=where,
+        source=text,
         code=exit_code(error),
         time=time,
     )
@@ -64,7 +65,8 @@ def with_traceback(
 ) -> ErrorEvent:
     """Return the event with the traceback that Python would print, of the user's frames only. Never raises.
 
-    A `whole` one has all frames: for what no code of the user's has to do with.
+    A `whole` one has all frames: for what no code of the user's has to do with. There is none when no frame is the
+    user's: a function that could not be called.
     """
     try:
         text = _render(error, source, whole=whole)
@@ -101,6 +103,30 @@ def _message(error: BaseException) -> str:
         return f"(this {type(error).__name__} has no text: its __str__ raised {type(broken).__name__})"
 
 
+def _place(error: BaseException, source: Source) -> tuple[int | None, str, str | None]:
+    """Return the line to be named, what it is a line of ("" for the cell), and its text."""
+    if source.generated:
+        return _line_of_called(error, source)
+    line = _cell_line(error, source)
+    return line, "", source.text(line)
+
+
+def _line_of_called(error: BaseException, source: Source) -> tuple[int | None, str, str | None]:
+    """Return the innermost place in the file of the function that generated code has called."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != source.filename and not frame.filename.startswith(_HIDDEN)
+    ]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    if not own:
+        return None, "", None
+    frame = own[-1]
+    # A notebook's cell has a file's name that says nothing, and mostly no file.
+    where = os.path.basename(frame.filename) if os.path.exists(frame.filename) else f"{frame.name}()"
+    return frame.lineno, where, frame.line or None
+
+
 def _cell_line(error: BaseException, source: Source) -> int | None:
     """Return the line of the innermost frame that is the cell's own code."""
     if isinstance(error, SyntaxError) and (line := source.line(error.filename, error.lineno)):
@@ -125,6 +151,8 @@ def _render(error: BaseException, source: Source, *, whole: bool) -> str:
         tree.__cause__ = tree.__context__ = None
     if not whole:
         _clean(tree, source, set())
+    if source.generated and not (tree.stack or tree.__cause__ or tree.__context__):
+        return ""
     return "".join(tree.format()).rstrip("\n")
 
 
@@ -133,7 +161,8 @@ def _clean(tree: traceback.TracebackException, source: Source, seen: set[int]) -
     if id(tree) in seen:
         return
     seen.add(id(tree))
-    tree.stack[:] = [frame for frame in tree.stack if not frame.filename.startswith(_HIDDEN)]
+    hidden = (*_HIDDEN, source.filename) if source.generated else _HIDDEN
+    tree.stack[:] = [frame for frame in tree.stack if not frame.filename.startswith(hidden)]
     for frame in tree.stack:
         line = source.line(frame.filename, frame.lineno)
         if line is not None and frame.filename != source.filename and frame.lineno is not None:

@@ -154,7 +154,8 @@ class Rank:
         prepared = self._prepare(shell, frame)
         if prepared.error is not None:
             return prepared
-        source = cell_source(frame.get("n", 0), frame.get("magic", "%%distributed"), frame["source"])
+        magic, generated = frame.get("magic", "%%distributed"), bool(frame.get("returns"))
+        source = cell_source(frame.get("n", 0), magic, frame["source"], generated=generated)
         device = own_device(self._local_rank, os.environ)
         self._put(RankEvent(state="running", device=device, time=time.time()))
         outcome = shell.run(frame["source"], source, behind=1)
@@ -204,10 +205,14 @@ class Rank:
             return
         event = describe(ending.error, ending.source, ending.time)
         if ending.step:
-            event = replace(event, line=None, source=None, message=f"{ending.step}: {event.message}")
+            event = replace(
+                event, line=None, where="", source=None, message=f"{ending.step}: {event.message}"
+            )
         self._put(event)
         whole = ending.step == _STARTING
-        self._put(with_traceback(event, ending.error, ending.source, whole=whole))
+        told = with_traceback(event, ending.error, ending.source, whole=whole)
+        if told.traceback:
+            self._put(told)
         self._link.drain(SEND_LIMIT)
 
     def _put(self, event: Event) -> None:

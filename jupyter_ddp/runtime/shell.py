@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jupyter_ddp.runtime.source import Source
 
 NO_INPUT: Final = (
-    "nobody can answer {} on a rank: set the value in the notebook, before the cell, and it travels with it"
+    "nobody can answer {} on a rank: ask in a cell of the notebook, the variable then travels to the ranks"
 )
 NO_INSTALL: Final = (
     "%{0} does nothing good on a rank: all ranks share the notebook's environment. "

@@ -12,6 +12,8 @@ from typing import Final
 
 CELL: Final = "<distributed cell>"
 """The file name of the first cell's code, in tracebacks and for ``inspect``."""
+CALL: Final = "<distributed call>"
+"""The file name of code that was generated to call a user's function."""
 SETUP: Final = "<distributed setup>"
 _TIME_CODE: Final = ("<timed exec>", "<timed eval>")
 """The file names that ``%%time`` gives to its body."""
@@ -24,10 +26,12 @@ class Source:
     Attributes:
         filename: What the code's ``co_filename`` is.
         aliases: Other names that IPython gives to parts of it, each with what its lines are behind.
+        generated: Nobody has written it (`jupyter_ddp.launch` calls a function): what it calls is the user's code.
     """
 
     filename: str
     aliases: tuple[tuple[str, int], ...] = ()
+    generated: bool = False
 
     def line(self, filename: str | None, lineno: int | None) -> int | None:
         """Return this source's line of a place in a file, or None when that is not in it."""
@@ -60,12 +64,13 @@ NOWHERE: Final = Source("")
 """For errors that have no place in any cell."""
 
 
-def cell_source(number: int, magic: str, body: str) -> Source:
+def cell_source(number: int, magic: str, body: str, *, generated: bool = False) -> Source:
     """Register the rank's cell of this number, from 0. Code of a leading ``%%time`` counts as the cell's."""
-    filename = f"{CELL[:-1]} {number + 1}>" if number else CELL
+    name = CALL if generated else CELL
+    filename = f"{name[:-1]} {number + 1}>" if number else name
     behind = leading_blank_lines(body) + 2
     aliases = tuple((name, behind) for name in _TIME_CODE) if body.lstrip().startswith("%%time") else ()
-    source = Source(filename, aliases)
+    source = Source(filename, aliases, generated)
     source.register(f"{magic}\n{body}\n")
     return source
 

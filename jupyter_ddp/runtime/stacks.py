@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp.runtime.source import CELL
+from jupyter_ddp.runtime.source import CALL, CELL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,7 @@ _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in ')
 _OURS: Final = re.compile(r"[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$")
 _BELOW_CELL: Final = re.compile(
     r"[/\\]IPython[/\\]core[/\\]|[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$"
+    rf"|^{re.escape(CALL[:-1])}( \d+)?>$"
 )
 
 

@@ -34,7 +34,8 @@ class RankFailure:
         type: The exception's type, "" when there was none (an exit, a crash, a launcher).
         message: The exception's text, or what happened instead.
         traceback: The traceback as text without frames of launchers; for a crash the stack that faulthandler wrote.
-        line: The line of the cell, where the magic line is line 1.
+        line: The line of the cell, where the magic line is line 1; that of `where` when this is not "".
+        where: In a call of `jupyter_ddp.launch`, the name of the file or of the function that has the line.
         source: That line's text.
         exit_code: The exit code of the rank's process, if it has ended with one.
         signal: The number of the signal that ended it, if one has.
@@ -51,6 +52,7 @@ class RankFailure:
     message: str = ""
     traceback: str = ""
     line: int | None = None
+    where: str = ""
     source: str | None = None
     exit_code: int | None = None
     signal: int | None = None
@@ -62,11 +64,12 @@ class RankFailure:
 
     @property
     def place(self) -> str:
-        """Where in the cell it happened, "" when that is not known."""
+        """Where it happened, ``cell line 3: …`` or ``train.py line 11: …``, "" when that is not known."""
         if self.line is None:
             return ""
         source = (self.source or "").strip()
-        return f"cell line {self.line}: {source}" if source else f"cell line {self.line}"
+        place = f"{self.where or 'cell'} line {self.line}"
+        return f"{place}: {source}" if source else place
 
     def consequences(self) -> list[str]:
         """Return what else is to be said, a line each: similar failures, and ranks that ended because of it."""
@@ -103,6 +106,12 @@ def find_failure(view: RunView) -> RankFailure | None:
     return None
 
 
+def failure_of(view: RunView, rank: int) -> RankFailure | None:
+    """Return how one rank failed, whoever was first, or None when it did not, or ended because the run did."""
+    one = view.ranks[rank]
+    return _of_rank(view, one, alone=True) if _failed(one, view) and not _is_interrupt(one) else None
+
+
 def late_errors(view: RunView) -> list[str]:
     """Return the errors of ranks that the user had interrupted or stopped, a line each, equal ones together."""
     if view.outcome not in _ENDED_BY_USER:
@@ -111,8 +120,8 @@ def late_errors(view: RunView) -> list[str]:
     for rank in view.ranks:
         error = rank.error
         if error is not None and error.type not in {"KeyboardInterrupt", "SystemExit"}:
-            groups.setdefault(_exception_text(error.type, error.message), []).append(rank.rank)
-    return [f"{ranks_named(ranks, view.world_size)} then raised {text}" for text, ranks in groups.items()]
+            groups.setdefault(exception_text(error.type, error.message), []).append(rank.rank)
+    return [f"{ranks_named(ranks)} then raised {text}" for text, ranks in groups.items()]
 
 
 def _failed(rank: RankView, view: RunView) -> bool:
@@ -144,21 +153,22 @@ def _looks_caused(rank: RankView) -> bool:
     return rank.error is not None and _CONSEQUENCE.search(rank.error.message) is not None
 
 
-def _of_rank(view: RunView, first: RankView) -> RankFailure:
-    same = tuple(rank.rank for rank in view.ranks if _failed(rank, view) and _same(rank, first))
+def _of_rank(view: RunView, first: RankView, *, alone: bool = False) -> RankFailure:
+    ranks = [first] if alone else view.ranks
+    same = tuple(rank.rank for rank in ranks if _failed(rank, view) and _same(rank, first))
     error = first.error
     similar = tuple(
         rank.rank
-        for rank in view.ranks
+        for rank in ranks
         if error is not None
         and rank.error is not None
         and rank.error.type == error.type
         and rank.rank not in same
     )
     others = {*same, *similar}
-    followers = tuple(r.rank for r in view.ranks if r.state in {"failed", "ended"} and r.rank not in others)
-    who = ranks_named(same, view.world_size)
-    message = error.message if error else _end_words(first, several=len(same) > 1)
+    followers = tuple(r.rank for r in ranks if r.state in {"failed", "ended"} and r.rank not in others)
+    who = ranks_named(same)
+    message = error.message if error else _end_words(first, view.unit, several=len(same) > 1)
     return RankFailure(
         headline=_headline(who, error) if error else f"{who} {message}",
         rank=first.rank,
@@ -166,6 +176,7 @@ def _of_rank(view: RunView, first: RankView) -> RankFailure:
         message=message,
         traceback=(error.traceback if error else "") or ("" if error else first.stacks),
         line=error.line if error else None,
+        where=error.where if error else "",
         source=error.source if error else None,
         exit_code=first.exit_code if first.ended is not None else (error.code if error else None),
         signal=first.signal,
@@ -186,17 +197,18 @@ def _same(rank: RankView, first: RankView) -> bool:
 def _headline(who: str, error: ErrorEvent) -> str:
     if error.type == "SystemExit":
         return f"{who} called sys.exit({shorten_text(error.message, _MOST_MESSAGE) or error.code})"
-    return f"{who} failed: {_exception_text(error.type, error.message)}"
+    return f"{who} failed: {exception_text(error.type, error.message)}"
 
 
-def _exception_text(kind: str, message: str) -> str:
+def exception_text(kind: str, message: str) -> str:
+    """Return an exception in one line: ``ValueError: boom``, or its type alone when it has no text."""
     first_line = message.strip().split("\n", 1)[0]
     return f"{kind}: {shorten_text(first_line, _MOST_MESSAGE)}" if first_line else kind
 
 
-def _end_words(rank: RankView, *, several: bool) -> str:
+def _end_words(rank: RankView, unit: str, *, several: bool) -> str:
     """Return how a rank, or several like it, ended that raised nothing."""
-    cell = "their cell" if several else "its cell"
+    cell = f"{'their' if several else 'its'} {unit}"
     when = f"after {cell} had finished" if rank.ok else f"without finishing {cell} (no Python traceback)"
     if rank.signal:
         return signal_words(rank.signal, several=several) + (f" {when}" if rank.ok else "")
@@ -208,7 +220,7 @@ def _end_words(rank: RankView, *, several: bool) -> str:
 
 def _timeout(view: RunView) -> RankFailure:
     unfinished = view.unfinished or tuple(rank.rank for rank in view.ranks if rank.ok is None)
-    who = ranks_named(unfinished, view.world_size) if unfinished else "the run"
+    who = ranks_named(unfinished) if unfinished else "the run"
     reason = view.reason or "the time was up"
     stacks = tuple((r, view.ranks[r].stacks) for r in _known(unfinished, view) if view.ranks[r].stacks)
     text = "\n".join(f"rank {rank}:\n{stack.rstrip()}\n" for rank, stack in stacks)

@@ -182,6 +182,11 @@ class RunView:
         line = self.facts.get("line")
         return line if isinstance(line, str) else ""
 
+    @property
+    def unit(self) -> str:
+        """What each rank runs, for sentences: ``cell``, or ``function`` for a call of `jupyter_ddp.launch`."""
+        return "function" if str(self.facts.get("source", "")).startswith("#") else "cell"
+
     def shown(self, rank: int) -> bool:
         """Tell whether a rank's lines are kept."""
         return self.show is None or rank in self.show
@@ -210,13 +215,13 @@ class RunView:
         shown = (display for display in self.displays if any(map(self.shown, display.ranks)))
         displays = deque(sorted(shown, key=lambda display: display.order))
         for line in self.lines:
-            yield from _by_rank(displays, line.order)
+            yield from take_displays(displays, line.order)
             yield line
-        yield from _by_rank(displays, math.inf)
+        yield from take_displays(displays, math.inf)
 
 
-def _by_rank(displays: deque[DisplayView], before: float) -> list[DisplayView]:
-    """Take the displays that stand before a place. Each rank's own stay in their order."""
+def take_displays(displays: deque[DisplayView], before: float) -> list[DisplayView]:
+    """Take the displays that stand before a place, by rank. Each rank's own stay in their order."""
     taken = []
     while displays and displays[0].order < before:
         taken.append(displays.popleft())

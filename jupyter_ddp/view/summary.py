@@ -68,13 +68,15 @@ def _head(view: RunView) -> tuple[str, bool]:
     ranks = count_text(view.world_size, "rank")
     if view.phase == "running" or any(rank.running is not None for rank in view.ranks):
         done = sum(rank.ok is not None for rank in view.ranks)
+        if done == view.world_size:
+            return "finishing", False
         if done:
             return f"running, {done} of {ranks} finished", True
         return f"running on {ranks}", True
     if view.phase == "rendezvous":
         here = sum(rank.started is not None for rank in view.ranks)
-        return f"connecting, {here} of {ranks} here", True
-    if view.phase == "starting":
+        return f"starting, {here} of {ranks} have connected", True
+    if view.phase == "starting" or not view.phases:  # nobody has told that it waits in a queue
         return f"starting {ranks}", True
     return view.phase, False
 
@@ -84,7 +86,7 @@ def _trouble(view: RunView) -> str:
     heard = [rank.rank for rank in view.ranks if rank.state == "heard"]
     if heard:
         verb = "is" if len(heard) == 1 else "are"
-        return f"{ranks_named(heard, view.world_size)} {verb} cleaning up (interrupt again to kill)"
+        return f"{ranks_named(heard)} {verb} cleaning up (interrupt again to kill)"
     if view.phase == "ending":
         return _ending(view)
     failure = view.failure
@@ -126,15 +128,12 @@ def _blame(failure: RankFailure) -> str:
 
 
 def states_text(view: RunView) -> str:
-    """Return the states of all ranks, grouped: ``running: 0-3 · starting: 4-7``."""
+    """Return the states of all ranks, grouped: ``ranks 0-3 running · ranks 4-7 starting``."""
     groups: dict[str, list[int]] = {}
     for rank in view.ranks:
         groups.setdefault(rank.state, []).append(rank.rank)
-    if len(groups) == 1:
-        state = next(iter(groups))
-        return f"{ranks_named(groups[state], view.world_size)} {STATE_WORDS[state]}"
     return " · ".join(
-        f"{STATE_WORDS[state]}: {ranks_text(groups[state])}" for state in STATE_WORDS if state in groups
+        f"{ranks_named(groups[state])} {STATE_WORDS[state]}" for state in STATE_WORDS if state in groups
     )
 
 
@@ -142,7 +141,7 @@ def note_lines(view: RunView) -> list[str]:
     """Return what the user should know besides the output, a line each."""
     lines = []
     for note in view.notes[:_MOST_NOTES]:
-        who = f"{ranks_named(note.ranks, view.world_size)}: " if note.ranks else ""
+        who = f"{ranks_named(note.ranks)}: " if note.ranks else ""
         lines.append(f"{'warning' if note.level == 'warning' else 'note'}: {who}{note.text}")
     if len(view.notes) > _MOST_NOTES:
         lines.append(f"note: {count_text(len(view.notes) - _MOST_NOTES, 'more note')} in the log")
@@ -161,6 +160,11 @@ def note_lines(view: RunView) -> list[str]:
         shown = ranks_text(view.show or ()) or "none"
         lines.append(f"note: {count_text(view.hidden, 'line')} of other ranks not shown (--show {shown})")
     return lines
+
+
+def earlier_text(count: int) -> str:
+    """Return the line that stands above the last lines while the run goes on: the others are only not repeated."""
+    return f"… {count_text(count, 'earlier line')}"
 
 
 def cut_text(view: RunView, count: int) -> str:

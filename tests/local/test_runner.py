@@ -59,6 +59,10 @@ def test_a_failure_is_raised_unless_it_is_not_to_be(store):
     with pytest.raises(DistributedError, match="ValueError: boom") as caught:
         launch(work, config=TWO)
     assert caught.value.result.failure.same == (0, 1)
+    place = caught.value.result.failure.place
+    assert place.startswith("test_runner.py line ")
+    assert place.endswith(': raise ValueError("boom")')
+    assert "cell" not in str(caught.value)
     assert not launch(work, config=TWO, check=False).ok
 
 

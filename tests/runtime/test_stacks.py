@@ -21,6 +21,14 @@ WORKER = """Thread 0x00007f1d1d3886c1 (most recent call first):
 SOURCE = ["%%distributed -p 2", "import torch.distributed as dist", "dist.barrier()  # stuck"]
 
 
+def test_a_call_that_nobody_wrote_is_not_shown():
+    call = CELL.replace("<distributed cell>", "<distributed call>")
+    assert clean(call, SOURCE) == (
+        "running thread, most recent call first:\n"
+        '  File "/env/torch/distributed/distributed_c10d.py", line 4888 in barrier\n'
+    )
+
+
 def test_only_the_users_threads_and_frames_are_left_with_the_cells_text():
     assert clean(f"{OURS}\n{CELL}\n{WORKER}", SOURCE) == (
         "running thread, most recent call first:\n"

@@ -40,6 +40,38 @@ def test_a_cell_is_told_from_hello_to_exit(tmp_path):
         assert agent.log() == ""
 
 
+def called(tmp_path, function):
+    """Return the error of a call as `jupyter_ddp.launch` has it made, of a function of this text."""
+    (tmp_path / "train.py").write_text(function)
+    source = "_function(*_args, **_kwargs)"
+    setup = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from train import f as _function\n_args, _kwargs = (1,), {{}}"
+    with FakeAgent(tmp_path) as agent:
+        agent.run(source, magic="# jupyter_ddp.launch(f)", returns=True, setup=setup)
+        return agent.error
+
+
+def test_an_error_of_a_called_function_has_its_place_there(tmp_path):
+    error = called(tmp_path, "import json\ndef g(x): json.loads('')\n\ndef f(x):\n    g(x)\n")
+    assert (error.line, error.where, error.source) == (2, "train.py", "def g(x): json.loads('')")
+    assert error.traceback.startswith(
+        f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 5, in f\n    g(x)\n'
+    )
+    assert "_function" not in error.traceback
+    assert "cell" not in error.traceback
+
+
+def test_a_function_without_a_file_is_named_itself(tmp_path):
+    text = "exec(compile('def f(x):\\n  raise ValueError(x)', '<ipython-input-3>', 'exec'))"
+    error = called(tmp_path, text)
+    assert (error.line, error.where) == (2, "f()")
+
+
+def test_a_function_that_could_not_be_called_has_no_place(tmp_path):
+    error = called(tmp_path, "def f(): pass\n")
+    assert error.message.endswith("takes 0 positional arguments but 1 was given")
+    assert (error.line, error.where, error.traceback) == (None, "", "")
+
+
 def test_a_rank_has_the_launchers_variables_and_not_ours(tmp_path):
     """B109."""
     source = """
