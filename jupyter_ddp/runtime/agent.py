@@ -67,7 +67,7 @@ class Agent:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._reports: deque[dict[str, Any]] = deque()
         self._launch_try = 0
-        self._orphan = self._released = self._leaving = False
+        self._orphan = self._released = self._leaving = self._went_well = False
         self._selector.register(life, selectors.EVENT_READ, lambda _mask: self._orphaned())
         self._catch_signals()
         now = time.monotonic()
@@ -267,6 +267,7 @@ class Agent:
     def _order_release(self, order: dict[str, Any]) -> None:
         """All ranks of all instances have ended: let the launcher go, and close the log."""
         self._released = True
+        self._went_well = order["outcome"] == "succeeded"
         self._ranks.release()
         self._end_leftovers(tell=order["outcome"] == "succeeded")
         self._ranks.finish()
@@ -346,9 +347,9 @@ class Agent:
         self._leaving = True
 
     def _tidy(self) -> None:
-        """Give the launcher time for its own end, then leave nothing behind. The notebook does not wait for this."""
+        """Leave nothing behind. The notebook does not wait for this: after a good end the launcher may take its time."""
         end = time.monotonic() + LAUNCHER_GRACE
-        while self._launcher.pid and time.monotonic() < end and not self._ranks.ending:
+        while self._launcher.pid and time.monotonic() < end and self._went_well:
             time.sleep(0.01)
             self._launcher.watch()
         kill_all(self._spec["run_id"])

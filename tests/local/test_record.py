@@ -96,36 +96,32 @@ def test_frames_are_not_torn_by_signals_and_big_displays(start):
 import os, signal, threading, time
 from IPython.display import display
 class Now(Exception): pass
-def raise_now(*_): raise Now
+armed = False
+def raise_now(*_):
+    global armed
+    if armed:
+        armed = False
+        raise Now
 signal.signal(signal.SIGUSR1, raise_now)
 stop = threading.Event()
 def fire():
     while not stop.is_set():
         os.kill(os.getpid(), signal.SIGUSR1); time.sleep(0.002)
 thread = threading.Thread(target=fire)
+thread.start()
 shown = hits = 0
-begun = False
 while shown < 60:
     try:
-        if not begun:
-            begun = True
-            thread.start()
+        armed = True
         display({"text/plain": "x" * (200_000 if shown % 3 else 400_000)}, raw=True)
         print("line")
+        armed = False
         shown += 1
     except Now:
         hits += 1
-while not stop.is_set():
-    try:
-        stop.set()
-    except Now:
-        pass
-while thread.is_alive():
-    try:
-        thread.join()
-    except Now:
-        pass
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        time.sleep(0.003)
+stop.set()
+thread.join()
 print("hits", hits > 0)
 """
     run = start(cell, nproc_per_node=1)
