@@ -347,7 +347,7 @@ class Agent:
         self._leaving = True
 
     def _tidy(self) -> None:
-        """Leave nothing behind. The notebook does not wait for this: after a good end the launcher may take its time."""
+        """Leave nothing behind. The notebook does not wait for this: after a good end the launcher has its time."""
         end = time.monotonic() + LAUNCHER_GRACE
         while self._launcher.pid and time.monotonic() < end and self._went_well:
             time.sleep(0.01)

@@ -93,7 +93,7 @@ def test_text_that_looks_like_our_own_is_text(start):
 def test_frames_are_not_torn_by_signals_and_big_displays(start):
     """Exceptions that signal handlers raise fall anywhere, also into sending; every frame is whole all the same."""
     cell = """
-import os, signal, threading, time
+import os, random, signal, threading, time
 from IPython.display import display
 class Now(Exception): pass
 armed = False
@@ -106,7 +106,7 @@ signal.signal(signal.SIGUSR1, raise_now)
 stop = threading.Event()
 def fire():
     while not stop.is_set():
-        os.kill(os.getpid(), signal.SIGUSR1); time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGUSR1); time.sleep(random.uniform(0.002, 0.03))
 thread = threading.Thread(target=fire)
 thread.start()
 shown = hits = 0
