@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -492,3 +494,21 @@ def test_classes_behind_objects_are_found_by_name(tmp_path):
     )
     assert trip.out == ["True"]
     assert trip.facts["names"] == ["data"]
+
+
+def test_pickles_outlive_the_pickler_that_made_them():
+    """A pickler and its view in a cycle are collected in any order; neither may take the process with it."""
+    program = """
+import gc
+from jupyter_ddp.travel.pickling import ValuePickler
+for _ in range(50):
+    pickler = ValuePickler()
+    pickler.add("value", {"data": [bytes(3000)], "code": lambda x: x})
+    ring = [pickler, pickler.pickles()]
+    ring.append(ring)
+    del pickler, ring
+    gc.collect()
+print("alive")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")

@@ -92,7 +92,8 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
     def pickles(self) -> memoryview:
         """Return all pickles so far."""
-        return self._stream.getbuffer()
+        # Not getbuffer: a stream that is collected before its view ends the process (SystemError, CPython 3.12).
+        return memoryview(self._stream.getvalue())
 
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - a reduce value
         """Return how an object that is not a plain built-in one is reduced (see `pickle.Pickler`)."""
@@ -254,6 +255,6 @@ def unpickle(pickles: memoryview, buffers: Sequence[memoryview]) -> Iterator[Any
     with pickles:
         stream = io.BytesIO(pickles)
     unpickler = pickle.Unpickler(stream, buffers=buffers)  # noqa: S301 - who calls has checked whose file it is
-    size = stream.getbuffer().nbytes
+    size = len(stream.getvalue())
     while stream.tell() < size:
         yield unpickler.load()
