@@ -2,6 +2,7 @@
 # make test   runs the tests (ARGS="tests/test_view.py -x" picks some)
 # make lint   ruff; `make format` lets it repair what it can
 # make types  mypy
+# make bench  measures it beside its peers, writes benchmarks/RESULTS.md (ARGS="first-line --repeat 1" picks some)
 # make clean  removes what make has made
 #
 # Each makes .venv and installs what it needs into it, once. PYTHON=python3.12 chooses another interpreter (after
@@ -19,7 +20,7 @@ DEBIAN_PACKAGES := chromium mpich openmpi-bin
 # Kernels, torchrun and mpirun are found here first.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-quick lint format types clean system-packages
+.PHONY: help demo test test-quick lint format types bench clean system-packages
 .DEFAULT_GOAL := help
 
 help:
@@ -46,9 +47,12 @@ format: $(VENV)/.dev
 types: $(VENV)/.dev
 	@$(BIN)/mypy
 
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find jupyter_ddp tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-bench build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find jupyter_ddp tests notebooks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"

@@ -1,0 +1,1 @@
+"""Measures jupyter_ddp beside what users would pick instead, in one run: ``python -m benchmarks --help``."""
