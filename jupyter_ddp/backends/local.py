@@ -16,7 +16,7 @@ import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
 from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
 from jupyter_ddp.errors import ConfigError, LaunchError
-from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command
+from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command, why_exec
 from jupyter_ddp.rundir import KEPT
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class LocalBackend:
         if sys.platform == "win32":
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
+        if config.protocol == "torchrun":
+            problems.append(Problem("ok", _how_ranks_start(config)))
         problems += self._check_options(config)
         try:
             self.resolve(config)
@@ -114,7 +116,6 @@ class LocalBackend:
 
     def plan(self, config: LaunchConfig, program: Program) -> str:
         """Return the command lines that would be run."""
-        del program
         config = self.resolve(config)
         nproc = int(config.nproc_per_node)
         if config.protocol == "torchrun":
@@ -140,7 +141,8 @@ class LocalBackend:
         ]
         names = sorted(config.env)
         env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
-        return "\n".join([*lines, *env])
+        how = [_how_ranks_start(config, program)] if config.protocol == "torchrun" else []
+        return "\n".join([*lines, *how, *env])
 
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
         """Start the guard, which starts the agents, which start the launcher, which starts the ranks."""
@@ -192,6 +194,7 @@ class LocalBackend:
             "master_addr": MASTER_ADDR,
             "master_ports": ports,
             "python": sys.executable,
+            "why_exec": _why_exec(config, program),
             "env": env,
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
@@ -249,6 +252,26 @@ class LocalBackend:
         if package not in [*site.getsitepackages(), site.getusersitepackages()]:
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
         return env, python_path
+
+
+def _why_exec(config: LaunchConfig, program: Program | None = None) -> str:
+    """Return why the ranks are not forked, or ""; what the process to be forked knows better, it says itself."""
+    return why_exec(
+        protocol=config.protocol,
+        fork=config.fork,
+        platform=sys.platform,
+        gpus=_machine.gpu_nodes(),
+        text=f"{config.setup}\n{program.source}" if program else config.setup,
+    )
+
+
+def _how_ranks_start(config: LaunchConfig, program: Program | None = None) -> str:
+    reason = _why_exec(config, program)
+    return (
+        f"every rank imports torch by itself: {reason}"
+        if reason
+        else "ranks are forked after one import of torch"
+    )
 
 
 def _directory() -> str:

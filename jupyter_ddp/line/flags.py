@@ -118,6 +118,13 @@ FLAGS: Final = (
     Flag(("--name",), "name", "LABEL", "names the run: lists, sidebar, job name", "none"),
     Flag(("--detach",), "detach", None, "return at once and leave the run going", "off"),
     Flag(
+        ("--no-fork",),
+        "fork",
+        None,
+        "torchrun starts every rank as a program that imports torch by itself",
+        "ranks are forked after one import, where that is safe",
+    ),
+    Flag(
         ("--dry-run",),
         "",
         None,

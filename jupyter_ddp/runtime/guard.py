@@ -16,10 +16,11 @@ import selectors
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp.runtime.agent import Agent
+from jupyter_ddp.runtime import zygote
 from jupyter_ddp.runtime.process import (
     become_subreaper,
     die_with_parent,
@@ -28,6 +29,9 @@ from jupyter_ddp.runtime.process import (
     raise_file_limit,
     reap,
 )
+
+if TYPE_CHECKING:
+    import socket
 
 PATIENCE: Final = 0.5
 """Seconds in which agents end by themselves, with their logs, before the guard ends everything."""
@@ -38,14 +42,21 @@ def main(arguments: list[str]) -> None:
     run_dir, owner = Path(arguments[0]), int(arguments[1])
     spec = json.loads((run_dir / "spec.json").read_bytes())
     (run_dir / "spec.json").unlink()  # it has the environment, secrets and all
+    # First of all: it is the slowest, and nothing of the run is there yet that it could inherit.
+    asks = zygote.start(spec, run_dir) if spec.get("why_exec") == "" else None
     spec["file_limit"] = raise_file_limit()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(1, False)
     life, hold = os.pipe()
-    agents = {_start_agent(spec, node, run_dir, life, hold): node for node in range(spec["nnodes"])}
+    start = partial(_start_agent, spec, run_dir=run_dir, life=life, hold=hold, asks=asks)
+    from jupyter_ddp.runtime import agent  # noqa: F401 - once for all agents, while the zygote imports
+
+    agents = {start(node): node for node in range(spec["nnodes"])}
     os.close(life)
+    if asks is not None:
+        asks.close()
     os.close(1)  # the doorbell's end of file means: no agent is left
     _watch(spec["run_id"], agents, owner, hold)
     kill_all(spec["run_id"])
@@ -54,7 +65,15 @@ def main(arguments: list[str]) -> None:
     rmtree(os.path.dirname(spec["sockets"][0]), ignore_errors=True)
 
 
-def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, hold: int) -> int:
+def _start_agent(
+    spec: dict[str, object],
+    node: int,
+    *,
+    run_dir: Path,
+    life: int,
+    hold: int,
+    asks: socket.socket | None,
+) -> int:
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -68,7 +87,9 @@ def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, h
         log = os.open(run_dir / f"agent-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 2)
         os.set_inheritable(1, False)
-        Agent(spec, node, run_dir, life=life, doorbell=1).run()
+        from jupyter_ddp.runtime.agent import Agent
+
+        Agent(spec, node, run_dir, life=life, doorbell=1, zygote=asks).run()
         code = 0
     except BaseException:  # noqa: BLE001 - the last stop of this process: told in its log
         sys.excepthook(*sys.exc_info())
@@ -102,7 +123,7 @@ def _watch(run_id: str, agents: dict[int, int], owner: int, hold: int) -> None:
             deadline = _let_go(hold)
         for pid, code in reap().items():
             living.discard(pid)
-            if code and deadline is None:
+            if code and pid in agents and deadline is None:
                 deadline = time.monotonic() + (PATIENCE if agents.get(pid) == 0 else 20 * PATIENCE)
         if deadline is not None and time.monotonic() >= deadline:
             kill_all(run_id)

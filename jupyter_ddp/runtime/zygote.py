@@ -1,0 +1,116 @@
+"""The zygote of a run: it has imported torch, torchrun and IPython once, and forks torchrun for the agents.
+
+``python -u -m jupyter_ddp.runtime.zygote <descriptor>``, started by the guard before anything else of the run exists,
+so that nothing of it is inherited. It has one thread, runs no operation of torch and asks CUDA nothing: what is
+forked from such a process can do everything.
+
+An agent asks with one datagram that carries two descriptors, of a socket and of a log. The zygote forks a `nurse`
+for it and has no more to do with it. It is executed with the run's marker in its environment, so all that
+descends from it shows that marker.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyter_ddp.runtime import nurse
+from jupyter_ddp.runtime.forked import Fresh
+from jupyter_ddp.runtime.process import MARKER, become_plain, reap
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF_RANKS: Final = (
+    "jupyter_ddp.runtime.worker",
+    "jupyter_ddp.runtime.rank",
+    "jupyter_ddp.runtime.adapt",
+    "jupyter_ddp.runtime.display",
+    "jupyter_ddp.runtime.shell",
+)
+"""What every rank imports before it has the notebook's module path."""
+AHEAD: Final = (
+    "cloudpickle",
+    "jupyter_ddp.values",
+    "jupyter_ddp.runtime.pull",
+    "torch",
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+)
+"""What ranks and torchrun import later, by the notebook's module path; see `jupyter_ddp.runtime.nurse`."""
+SETTINGS: Final = {
+    # libgomp and OpenBLAS read it when they are loaded: they shall start no threads. Ranks set their own number.
+    "OMP_NUM_THREADS": "1",
+    # torch shall look for GPUs without initialising CUDA, if anything asks.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+
+
+def start(spec: dict[str, Any], run_dir: Path) -> socket.socket | None:
+    """Start the zygote of a run; return the socket on which agents ask it, None if it cannot be started."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    log = os.open(run_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [spec["python"], "-u", "-m", "jupyter_ddp.runtime.zygote", str(theirs.fileno())],
+            env={**spec["env"], **SETTINGS, MARKER: spec["run_id"]},
+            cwd=run_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            preexec_fn=partial(become_plain, os.getpid(), None),  # noqa: PLW1509 - the guard has one thread
+        )
+    except OSError:
+        ours.close()
+        return None
+    finally:
+        theirs.close()
+        os.close(log)
+    process.returncode = 0  # the guard collects it, not subprocess
+    return ours
+
+
+def main(descriptor: int) -> None:
+    """Import, then fork a nurse for each request, until nobody is left who could ask."""
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    fresh = Fresh.of_this_process()
+    state = nurse.State(fresh, *preload())
+    gc.collect()
+    gc.freeze()  # so that collections in the ranks leave the shared pages alone
+    while True:
+        word, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+        if not word:
+            return
+        zygote = os.getpid()
+        if os.fork() == 0:
+            control.close()
+            nurse.serve(socket.socket(fileno=descriptors[0]), descriptors[1], zygote, state)
+        for one in descriptors:
+            os.close(one)
+        reap()
+
+
+def preload() -> tuple[frozenset[str], int, bool]:
+    """Import; return the top-level modules that are there ahead of time, the threads now, and whether CUDA is up."""
+    for name in OF_RANKS:
+        importlib.import_module(name)
+    before = set(sys.modules)
+    for name in AHEAD:
+        importlib.import_module(name)
+    ahead = frozenset(name for name in sys.modules.keys() - before if "." not in name)
+    cuda = sys.modules["torch"].cuda
+    return ahead, len(os.listdir("/proc/self/task")), bool(cuda.is_initialized())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
