@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.runtime import nurse
 from jupyter_ddp.runtime.forked import Fresh
+from jupyter_ddp.runtime.pools import QUIET
 from jupyter_ddp.runtime.process import MARKER, become_plain, reap
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ AHEAD: Final = (
 )
 """What ranks and torchrun import later, by the notebook's module path; see `jupyter_ddp.runtime.nurse`."""
 SETTINGS: Final = {
-    # libgomp and OpenBLAS read it when they are loaded: they shall start no threads. Ranks set their own number.
-    "OMP_NUM_THREADS": "1",
+    **QUIET,
     # torch shall look for GPUs without initialising CUDA, if anything asks.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
