@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from jupyter_ddp.launchers import WORKER
@@ -22,7 +23,7 @@ from jupyter_ddp.runtime import pools, worker
 from jupyter_ddp.runtime.process import outlive_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 _NAME: Final = "/proc/self/comm"
 _ADDED: Final = "LC_CTYPE"
@@ -81,7 +82,7 @@ def be_worker(fresh: Fresh) -> None:
     close_descriptors(only=("socket:", "anon_inode:"))  # torchrun's store; its pipes to this process stay
     me = os.getpid()
     try:
-        code = worker.main(be_rank)
+        code = worker.main(partial(be_rank, _descriptors()))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001 - as Python does at the end of a program
@@ -93,25 +94,39 @@ def be_worker(fresh: Fresh) -> None:
         os._exit(code)
 
 
-def be_rank() -> None:
-    """Undo, in a rank that is not executed, what the zygote and torchrun have left in it."""
-    close_descriptors()
+def be_rank(before: Mapping[int, str]) -> None:
+    """Undo, in a rank that is not executed, what the zygote and torchrun have left in it.
+
+    Args:
+        before: The descriptors before the fork. Those that were made by it stay: libuv, which torchrun's store uses,
+            makes a pipe in every child, and closes its number, whatever that is then, in the child's children.
+    """
+    close_descriptors(
+        spare={number for number, target in _descriptors().items() if before.get(number) != target}
+    )
     _be_main_process()
     _reseed()
     pools.resize(os.environ)
     sys.orig_argv[:] = [sys.executable, "-u", "-m", WORKER]
 
 
-def close_descriptors(only: tuple[str, ...] = ("",)) -> None:
-    """Close all descriptors but the standard ones; of others those whose target begins with one of `only`.
+def close_descriptors(only: tuple[str, ...] = ("",), spare: Collection[int] = ()) -> None:
+    """Close all descriptors but the standard ones and `spare`; only those whose target begins with one of `only`.
 
     Objects that have one of them must stay: they would close somebody else's later.
     """
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2:
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{descriptor}").startswith(only):
-                    os.close(descriptor)
+    for number, target in _descriptors().items():
+        if number > 2 and number not in spare and target.startswith(only):
+            os.close(number)
+
+
+def _descriptors() -> dict[int, str]:
+    """Return this process's descriptors and what they are of."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+    return found
 
 
 def end(code: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """The nurse: the process between the zygote and an instance's torchrun; for torchrun it is what an agent is otherwise.
 
 It forks torchrun, tells the agent its pid and its end, is the parent of what ranks leave behind, and takes
-everything below it along when the agent lets go or dies. It dies with the zygote, and torchrun with it.
+everything below it along when the agent lets go, and when agent or zygote die. torchrun dies with it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class State:
 def serve(channel: socket.socket, log: int, zygote: int, state: State) -> NoReturn:
     """Fork the torchrun that the agent at the other end of `channel` asks for, and stay until it lets go."""
     try:
-        die_with_parent(zygote)
+        signal.signal(signal.SIGTERM, lambda *_: _leave())
+        die_with_parent(zygote, signal.SIGTERM)
         become_subreaper()
         request = _receive(channel)
         if request is not None:
@@ -53,8 +54,12 @@ def serve(channel: socket.socket, log: int, zygote: int, state: State) -> NoRetu
     except BaseException:  # noqa: BLE001 - the last stop of this process: told in the zygote's log
         sys.excepthook(*sys.exc_info())
     finally:
-        kill_below()
-        os._exit(0)
+        _leave()
+
+
+def _leave() -> NoReturn:
+    kill_below()
+    os._exit(0)
 
 
 def _serve(channel: socket.socket, log: int, request: dict[str, Any], state: State) -> None:

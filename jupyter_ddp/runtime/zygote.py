@@ -34,6 +34,9 @@ OF_RANKS: Final = (
     "jupyter_ddp.runtime.adapt",
     "jupyter_ddp.runtime.display",
     "jupyter_ddp.runtime.shell",
+    "IPython.core.application",
+    "IPython.core.magics",
+    "IPython.core.oinspect",
 )
 """What every rank imports before it has the notebook's module path."""
 AHEAD: Final = (
@@ -45,6 +48,9 @@ AHEAD: Final = (
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "encodings.idna",
+    "multiprocessing.queues",
+    "multiprocessing.popen_fork",
 )
 """What ranks and torchrun import later, by the notebook's module path; see `jupyter_ddp.runtime.nurse`."""
 SETTINGS: Final = {
