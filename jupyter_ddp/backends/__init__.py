@@ -110,6 +110,13 @@ def register(name: str, factory: Callable[[], Backend] | None) -> None:
         _registered[name] = factory
 
 
+def keep_warm(*, on: bool) -> None:
+    """Keep a process ready for the next local run, or let go of it."""
+    from jupyter_ddp.backends.local import keep_warm
+
+    keep_warm(on=on)
+
+
 def names() -> list[str]:
     """Return the names of all backends."""
     return sorted({*BUILT_IN, *_registered, *(point.name for point in entry_points(group=GROUP))})

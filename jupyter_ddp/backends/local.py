@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
 from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
+from jupyter_ddp.backends._warm import WARM
+from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.errors import ConfigError, LaunchError
 from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command, why_exec
 from jupyter_ddp.rundir import KEPT
 
 if TYPE_CHECKING:
     from jupyter_ddp.cell import Program
-    from jupyter_ddp.config import LaunchConfig
     from jupyter_ddp.rundir import RunDirectory
 
 MASTER_ADDR: Final = "127.0.0.1"
@@ -222,16 +223,7 @@ class LocalBackend:
 
     def _environment(self, config: LaunchConfig, rundir: RunDirectory) -> tuple[dict[str, str], str | None]:
         """Return the environment of the launcher, and the PYTHONPATH that ranks shall find (the kernel's own)."""
-        env = clean_environment(os.environ)
-        python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
-        for name, value in config.env.items():
-            found = os.environ.get(name) if value is None else value
-            if found is not None:  # `preflight` has refused a name that the kernel does not have
-                env[name] = found
-        if int(config.nproc_per_node) > 1:
-            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
-        # What the launcher's own processes write must not wait in a buffer when they die.
-        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        env, python_path = _ranks_environment(config)
         for name in KEPT:
             (rundir.path / name).mkdir(mode=0o700, exist_ok=True)
         env["SM_MODEL_DIR"] = str(rundir.path / "model")
@@ -248,9 +240,6 @@ class LocalBackend:
         env["JUPYTER_DDP_CHECKPOINT_DIR"] = str(checkpoints.resolve())
         for channel, path in config.inputs.items():
             env[f"SM_CHANNEL_{channel.upper().replace('-', '_')}"] = str(Path(path).expanduser().resolve())
-        package = str(Path(jupyter_ddp.__file__).parent.parent)
-        if package not in [*site.getsitepackages(), site.getusersitepackages()]:
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
         return env, python_path
 
 
@@ -272,6 +261,33 @@ def _how_ranks_start(config: LaunchConfig, program: Program | None = None) -> st
         if reason
         else "ranks are forked after one import of torch"
     )
+
+
+def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None]:
+    """Return the environment of all runs of this configuration, and the PYTHONPATH that ranks shall find."""
+    env = clean_environment(os.environ)
+    python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
+    for name, value in config.env.items():
+        found = os.environ.get(name) if value is None else value
+        if found is not None:  # `preflight` has refused a name that the kernel does not have
+            env[name] = found
+    if int(config.nproc_per_node) > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
+    # What the launcher's own processes write must not wait in a buffer when they die.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    package = str(Path(jupyter_ddp.__file__).parent.parent)
+    if package not in [*site.getsitepackages(), site.getusersitepackages()]:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
+    return env, python_path
+
+
+def keep_warm(*, on: bool) -> None:
+    """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
+    WARM.enabled = on and not _why_exec(LaunchConfig()) and _machine.torch_version() is not None
+    if not WARM.enabled:
+        WARM.drop()
+        return
+    WARM.renew(_ranks_environment(LaunchConfig(nproc_per_node=_machine.DEFAULT_NPROC))[0])
 
 
 def _directory() -> str:

@@ -1,7 +1,8 @@
 """The guard of a local run: starts its agents, and sees to it that nothing outlives its owner or its agents.
 
 ``python -m jupyter_ddp.runtime.guard <run directory> <pid of the owner>``, with the owner's pipe as
-standard input (it only means "I live") and the doorbell as standard output. The owner is watched by its pid too: a
+standard input (it only means "I live") and the doorbell as standard output; or
+``--wait <pid of the owner>``, see `waiting`. The owner is watched by its pid too: a
 child that it forked may hold the pipe open long after its death.
 
 The agents in turn watch the guard: they hold the read end of a pipe whose only write end is here.
@@ -18,9 +19,9 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from jupyter_ddp.runtime import zygote
+from jupyter_ddp.runtime import waiting, zygote
 from jupyter_ddp.runtime.process import (
     become_subreaper,
     die_with_parent,
@@ -38,12 +39,33 @@ PATIENCE: Final = 0.5
 
 
 def main(arguments: list[str]) -> None:
-    """Guard one run until nothing of it is left."""
-    run_dir, owner = Path(arguments[0]), int(arguments[1])
-    spec = json.loads((run_dir / "spec.json").read_bytes())
-    (run_dir / "spec.json").unlink()  # it has the environment, secrets and all
-    # First of all: it is the slowest, and nothing of the run is there yet that it could inherit.
-    asks = zygote.start(spec, run_dir) if spec.get("why_exec") == "" else None
+    """Guard one run until nothing of it is left; ``--wait`` in the place of its directory has it handed over later."""
+    owner = int(arguments[1])
+    if arguments[0] == "--wait":
+        handed = waiting.wait(owner)
+        if handed is None:
+            return
+        run_dir, give_id = handed
+        spec = _take_spec(run_dir)
+        asks = give_id(spec["run_id"])
+    else:
+        run_dir = Path(arguments[0])
+        spec = _take_spec(run_dir)
+        # First of all: it is the slowest, and nothing of the run is there yet that it could inherit.
+        asks = None
+        if spec.get("why_exec") == "":
+            asks = zygote.start(spec["python"], spec["env"], spec["run_id"], run_dir, run_dir / "zygote.log")
+    _guard(spec, run_dir, owner, asks)
+
+
+def _take_spec(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "spec.json"
+    spec: dict[str, Any] = json.loads(path.read_bytes())
+    path.unlink()  # it has the environment, secrets and all
+    return spec
+
+
+def _guard(spec: dict[str, Any], run_dir: Path, owner: int, asks: socket.socket | None) -> None:
     spec["file_limit"] = raise_file_limit()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -66,7 +88,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _start_agent(
-    spec: dict[str, object],
+    spec: dict[str, Any],
     node: int,
     *,
     run_dir: Path,

@@ -11,6 +11,8 @@ descends from it shows that marker.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -18,7 +20,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.runtime import nurse
 from jupyter_ddp.runtime.forked import Fresh
@@ -26,6 +28,7 @@ from jupyter_ddp.runtime.pools import QUIET
 from jupyter_ddp.runtime.process import MARKER, become_plain, reap
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 OF_RANKS: Final = (
@@ -60,15 +63,29 @@ SETTINGS: Final = {
 }
 
 
-def start(spec: dict[str, Any], run_dir: Path) -> socket.socket | None:
-    """Start the zygote of a run; return the socket on which agents ask it, None if it cannot be started."""
+NOBODY: Final = "-" * 8
+"""Stands for a run's id, and is as long, until `name` says it."""
+
+
+def start(
+    python: str, env: Mapping[str, str], run_id: str, directory: Path, log_path: Path
+) -> socket.socket | None:
+    """Start a zygote; return the socket on which agents ask it, None if it cannot be started.
+
+    Args:
+        python: The ranks' Python.
+        env: The ranks' environment.
+        run_id: The run, or `NOBODY`.
+        directory: Where no file shadows a module.
+        log_path: Where it says what goes wrong.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    log = os.open(run_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [spec["python"], "-u", "-m", "jupyter_ddp.runtime.zygote", str(theirs.fileno())],
-            env={**spec["env"], **SETTINGS, MARKER: spec["run_id"]},
-            cwd=run_dir,
+            [python, "-u", "-m", "jupyter_ddp.runtime.zygote", str(theirs.fileno())],
+            env={**env, **SETTINGS, MARKER: run_id},
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -85,6 +102,12 @@ def start(spec: dict[str, Any], run_dir: Path) -> socket.socket | None:
     return ours
 
 
+def name(zygote: socket.socket, run_id: str) -> None:
+    """Tell a zygote that was started for `NOBODY` whose it is."""
+    with contextlib.suppress(OSError):  # it is gone: agents will notice
+        zygote.send(b"=" + run_id.encode())
+
+
 def main(descriptor: int) -> None:
     """Import, then fork a nurse for each request, until nobody is left who could ask."""
     control = socket.socket(fileno=descriptor)
@@ -97,6 +120,9 @@ def main(descriptor: int) -> None:
         word, descriptors, _, _ = socket.recv_fds(control, 16, 2)
         if not word:
             return
+        if word.startswith(b"="):
+            rename(word[1:])
+            continue
         zygote = os.getpid()
         if os.fork() == 0:
             control.close()
@@ -104,6 +130,22 @@ def main(descriptor: int) -> None:
         for one in descriptors:
             os.close(one)
         reap()
+
+
+def rename(run_id: bytes) -> None:
+    """Write the run's id into the environment that this process was executed with, where others look for the marker.
+
+    Raises:
+        RuntimeError: It cannot be done: then there must be no zygote.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    place = libc.getenv(MARKER.encode())
+    if place and len(run_id) == len(NOBODY):
+        ctypes.memmove(place, run_id, len(run_id))
+    with open("/proc/self/environ", "rb") as file:
+        if MARKER.encode() + b"=" + run_id not in file.read().split(b"\0"):
+            raise RuntimeError("the run's id is not in the environment")
 
 
 def preload() -> tuple[frozenset[str], int, bool]:
