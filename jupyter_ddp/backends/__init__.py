@@ -110,6 +110,13 @@ def register(name: str, factory: Callable[[], Backend] | None) -> None:
         _registered[name] = factory
 
 
+def forks(config: LaunchConfig, program: Program) -> bool:
+    """Tell whether a run's ranks are forked, so that `keep_warm` would have them begin earlier."""
+    from jupyter_ddp.backends.local import LocalBackend, why_not_forked
+
+    return isinstance(get_backend(config.backend), LocalBackend) and not why_not_forked(config, program)
+
+
 def keep_warm(*, on: bool) -> None:
     """Keep a process ready for the next local run, or let go of it."""
     from jupyter_ddp.backends.local import keep_warm

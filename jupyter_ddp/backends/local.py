@@ -195,7 +195,7 @@ class LocalBackend:
             "master_addr": MASTER_ADDR,
             "master_ports": ports,
             "python": sys.executable,
-            "why_exec": _why_exec(config, program),
+            "why_exec": why_not_forked(config, program),
             "env": env,
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
@@ -243,7 +243,7 @@ class LocalBackend:
         return env, python_path
 
 
-def _why_exec(config: LaunchConfig, program: Program | None = None) -> str:
+def why_not_forked(config: LaunchConfig, program: Program | None = None) -> str:
     """Return why the ranks are not forked, or ""; what the process to be forked knows better, it says itself."""
     return why_exec(
         protocol=config.protocol,
@@ -255,7 +255,7 @@ def _why_exec(config: LaunchConfig, program: Program | None = None) -> str:
 
 
 def _how_ranks_start(config: LaunchConfig, program: Program | None = None) -> str:
-    reason = _why_exec(config, program)
+    reason = why_not_forked(config, program)
     return (
         f"every rank imports torch by itself: {reason}"
         if reason
@@ -283,7 +283,7 @@ def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None
 
 def keep_warm(*, on: bool) -> None:
     """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
-    WARM.enabled = on and not _why_exec(LaunchConfig()) and _machine.torch_version() is not None
+    WARM.enabled = on and not why_not_forked(LaunchConfig()) and _machine.torch_version() is not None
     if not WARM.enabled:
         WARM.drop()
         return

@@ -265,6 +265,7 @@ def install(shell: Any) -> DistributedMagics:  # noqa: ANN401 - an InteractiveSh
         SETTINGS.run_root = magics.run_root or None
 
     def follow_warm(_change: object = None) -> None:
+        SETTINGS.warm = magics.warm
         backends.keep_warm(on=magics.warm)
 
     magics.observe(follow_root, "run_root")
@@ -292,6 +293,6 @@ def uninstall(shell: Any) -> None:  # noqa: ANN401 - an InteractiveShell
     ):
         if what in where:
             where.remove(what)
-    SETTINGS.traits, SETTINGS.run_root = dict, None
+    SETTINGS.traits, SETTINGS.run_root, SETTINGS.warm = dict, None, False
     if magics.warm:
         backends.keep_warm(on=False)

@@ -20,7 +20,7 @@ from jupyter_ddp.runtime.conductor import Conductor
 from jupyter_ddp.runtime.launcher import Launcher
 from jupyter_ddp.runtime.links import Channel, Listener, Uplink
 from jupyter_ddp.runtime.process import Process, descendants, kill_all, table
-from jupyter_ddp.runtime.ranks import Ranks
+from jupyter_ddp.runtime.ranks import Ranks, holds_cells
 from jupyter_ddp.runtime.record import LogWriter
 from jupyter_ddp.runtime.wire import WireError
 
@@ -97,6 +97,7 @@ class Agent:
             order=self._give,
             now=now,
             launch_tries=len(spec["master_ports"]),
+            hold=holds_cells(spec),
         )
 
     def run(self) -> None:
@@ -245,6 +246,9 @@ class Agent:
     def _tell_launch(self) -> None:
         detail = {"command": self._launcher.command, "why_exec": self._launcher.why_exec}
         self._log.add(RunEvent, phase="rendezvous", detail=detail)
+
+    def _order_begin(self, _order: dict[str, Any]) -> None:
+        self._ranks.begin()
 
     def _order_interrupt(self, order: dict[str, Any]) -> None:
         self._log.add(RunEvent, phase="ending", outcome="interrupted")
