@@ -112,16 +112,14 @@ def register(name: str, factory: Callable[[], Backend] | None) -> None:
 
 def forks(config: LaunchConfig, program: Program) -> bool:
     """Tell whether a run's ranks are forked, so that `keep_warm` would have them begin earlier."""
-    from jupyter_ddp.backends.local import LocalBackend, why_not_forked
-
-    return isinstance(get_backend(config.backend), LocalBackend) and not why_not_forked(config, program)
+    why_not = getattr(get_backend(config.backend), "why_not_forked", None)
+    return why_not is not None and not why_not(config, program)
 
 
 def keep_warm(*, on: bool) -> None:
     """Keep a process ready for the next local run, or let go of it."""
-    from jupyter_ddp.backends.local import keep_warm
-
-    keep_warm(on=on)
+    local: Any = get_backend("local")
+    local.keep_warm(on=on)
 
 
 def names() -> list[str]:

@@ -42,7 +42,7 @@ class LocalBackend:
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
         if config.protocol == "torchrun":
-            problems.append(Problem("ok", _how_ranks_start(config)))
+            problems.append(Problem("ok", self._how_ranks_start(config)))
         problems += self._check_options(config)
         try:
             self.resolve(config)
@@ -142,7 +142,7 @@ class LocalBackend:
         ]
         names = sorted(config.env)
         env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
-        how = [_how_ranks_start(config, program)] if config.protocol == "torchrun" else []
+        how = [self._how_ranks_start(config, program)] if config.protocol == "torchrun" else []
         return "\n".join([*lines, *how, *env])
 
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
@@ -165,6 +165,30 @@ class LocalBackend:
             job = LocalJob.launch(rundir, spec, [rundir.hold(), *locks])
             on_failure.pop_all()
             return job
+
+    def why_not_forked(self, config: LaunchConfig, program: Program | None = None) -> str:
+        """Return why the ranks of a run are not forked, or "". What only the zygote can know, it says itself."""
+        return why_exec(
+            protocol=config.protocol,
+            fork=config.fork,
+            platform=sys.platform,
+            gpus=_machine.gpu_nodes(),
+            text=f"{config.setup}\n{program.source}" if program else config.setup,
+        )
+
+    def keep_warm(self, *, on: bool) -> None:
+        """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
+        config = LaunchConfig(nproc_per_node=_machine.DEFAULT_NPROC)
+        WARM.enabled = on and not self.why_not_forked(config) and _machine.torch_version() is not None
+        if WARM.enabled:
+            WARM.renew(_ranks_environment(config)[0])
+        else:
+            WARM.drop()
+
+    def _how_ranks_start(self, config: LaunchConfig, program: Program | None = None) -> str:
+        if reason := self.why_not_forked(config, program):
+            return f"every rank imports torch by itself: {reason}"
+        return "ranks are forked after one import of torch"
 
     def attach(self, rundir: RunDirectory) -> LocalJob:
         """Return the job of a run that another process of this user started on this machine."""
@@ -195,7 +219,7 @@ class LocalBackend:
             "master_addr": MASTER_ADDR,
             "master_ports": ports,
             "python": sys.executable,
-            "why_exec": why_not_forked(config, program),
+            "why_exec": self.why_not_forked(config, program),
             "env": env,
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
@@ -243,26 +267,6 @@ class LocalBackend:
         return env, python_path
 
 
-def why_not_forked(config: LaunchConfig, program: Program | None = None) -> str:
-    """Return why the ranks are not forked, or ""; what the process to be forked knows better, it says itself."""
-    return why_exec(
-        protocol=config.protocol,
-        fork=config.fork,
-        platform=sys.platform,
-        gpus=_machine.gpu_nodes(),
-        text=f"{config.setup}\n{program.source}" if program else config.setup,
-    )
-
-
-def _how_ranks_start(config: LaunchConfig, program: Program | None = None) -> str:
-    reason = why_not_forked(config, program)
-    return (
-        f"every rank imports torch by itself: {reason}"
-        if reason
-        else "ranks are forked after one import of torch"
-    )
-
-
 def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None]:
     """Return the environment of all runs of this configuration, and the PYTHONPATH that ranks shall find."""
     env = clean_environment(os.environ)
@@ -279,15 +283,6 @@ def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None
     if package not in [*site.getsitepackages(), site.getusersitepackages()]:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
     return env, python_path
-
-
-def keep_warm(*, on: bool) -> None:
-    """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
-    WARM.enabled = on and not why_not_forked(LaunchConfig()) and _machine.torch_version() is not None
-    if not WARM.enabled:
-        WARM.drop()
-        return
-    WARM.renew(_ranks_environment(LaunchConfig(nproc_per_node=_machine.DEFAULT_NPROC))[0])
 
 
 def _directory() -> str:

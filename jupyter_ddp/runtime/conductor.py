@@ -38,8 +38,8 @@ class Conductor:
     Reports (``op``): ``joined`` (node), ``connected`` / ``running`` / ``finished`` / ``ended`` (rank), ``failed`` (rank
     or none; text), ``launcher`` (node, text: it ended before its ranks had; with try and port_taken), ``flushed``
     (node), ``lost`` (node, text), and the clients' ``interrupt``, ``kill``, ``stop``, ``stacks``.
-    Orders (``op``): ``launch`` (try), ``begin``, ``interrupt`` (grace), ``kill``, ``abort`` (outcome, reason, unfinished,
-    grace), ``stacks``, ``release`` (outcome, reason, unfinished), ``exit``.
+    Orders (``op``): ``launch`` (try), ``begin``, ``interrupt`` (grace), ``kill``, ``abort`` (outcome, reason,
+    unfinished, grace), ``stacks``, ``release`` (outcome, reason, unfinished), ``exit``.
 
     Args:
         nnodes: Number of agents.
