@@ -6,9 +6,11 @@ everything below it along when the agent lets go, and when agent or zygote die. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -19,7 +21,6 @@ from jupyter_ddp.runtime.process import become_subreaper, die_with_parent, kill_
 from jupyter_ddp.runtime.wire import Decoder, pack
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable
 
 CHUNK: Final = 1 << 16
@@ -45,7 +46,7 @@ class State:
 def serve(channel: socket.socket, log: int, zygote: int, state: State) -> NoReturn:
     """Fork the torchrun that the agent at the other end of `channel` asks for, and stay until it lets go."""
     try:
-        signal.signal(signal.SIGTERM, lambda *_: _leave())
+        signal.signal(signal.SIGTERM, lambda *_: _die(channel))
         die_with_parent(zygote, signal.SIGTERM)
         become_subreaper()
         request = _receive(channel)
@@ -55,6 +56,13 @@ def serve(channel: socket.socket, log: int, zygote: int, state: State) -> NoRetu
         sys.excepthook(*sys.exc_info())
     finally:
         _leave()
+
+
+def _die(channel: socket.socket) -> NoReturn:
+    """The zygote is gone; the agent hears it before the ranks end, which is a consequence."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_WR)
+    _leave()
 
 
 def _leave() -> NoReturn:
