@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from benchmarks.peers import version
 KERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
-class System:
+class System(ABC):
     """Ranks behind a notebook. ``start`` makes a kernel and, where they are resident, the ranks."""
 
     name: ClassVar[str]
@@ -34,20 +35,20 @@ class System:
         """Return why it cannot be measured, None when it can."""
         return None
 
+    @abstractmethod
     def open(self) -> None:
         """Start the kernel."""
-        raise NotImplementedError
 
     def start_code(self) -> str:
         """Return the cell that starts resident ranks."""
         return ""
 
-    def after_start(self) -> None:
+    def after_start(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Prepare the ranks for cells that need ``RANK``."""
 
+    @abstractmethod
     def cell(self, code: str) -> str:
         """Return the cell that runs `code` on all ranks."""
-        raise NotImplementedError
 
     def start(self) -> System:
         """Start the kernel and the ranks."""
@@ -177,7 +178,7 @@ class NbDistributed(Peer):
         return f"%%distributed\n{code}"
 
 
-class Bare:
+class Bare(ABC):
     """A launcher alone, on a script."""
 
     name: ClassVar[str]
@@ -198,9 +199,9 @@ class Bare:
             else "not here"
         )
 
+    @abstractmethod
     def command(self) -> list[str]:
         """Return the command line without the script."""
-        raise NotImplementedError
 
     def run(self, code: str) -> subprocess.Popen[bytes]:
         """Start the launcher on a script with this code."""
