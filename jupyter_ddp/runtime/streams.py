@@ -45,7 +45,7 @@ class Streams:
     def __init__(self, link: Link, bell: Bell) -> None:
         self._link = link
         self._bell = bell
-        self._lock = threading.RLock()
+        self._lock = _Lock()
         self._files: tuple[int, int] | None = None
         self._texts: list[Stream] = []
         self._current = 1
@@ -143,6 +143,31 @@ class Streams:
         """Take the lock, so that the child does not get it locked, and leave nothing that both would write."""
         self._lock.acquire()
         self._flush()
+
+
+class _Lock:
+    """A re-entrant lock that stands open at the interpreter's end.
+
+    Then only the main thread runs: the others were stopped wherever they were, maybe while they had it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._is_over = sys.is_finalizing
+
+    def acquire(self) -> None:
+        if not self._is_over():
+            self._lock.acquire()
+
+    def release(self) -> None:
+        if not self._is_over():
+            self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class _Raw(io.FileIO):
