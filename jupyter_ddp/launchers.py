@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROTOCOLS: Final = ("torchrun", "mpirun")
-MPI_FLAVOURS: Final = ("openmpi4", "openmpi5", "mpich")
 WORKER: Final = "jupyter_ddp.runtime.worker"
 
 RANK_VARIABLES: Final = (
@@ -101,7 +100,7 @@ def mpirun_command(
     unbound, more of them than cores if asked (the user chose the number).
 
     Raises:
-        ValueError: The flavour is none of `MPI_FLAVOURS`.
+        ValueError: The flavour is none that `mpi_flavour` returns.
     """
     total = str(sum(count for _, count in hosts))
     if flavour == "mpich":

@@ -20,7 +20,7 @@ from jupyter_ddp.cell import Program
 from jupyter_ddp.config.fields import MASK
 from jupyter_ddp.display import NotebookPublisher, Publisher, TerminalPublisher
 from jupyter_ddp.errors import DistributedError, LaunchError, RunInterrupt
-from jupyter_ddp.events import NoteEvent
+from jupyter_ddp.events import PROTOCOL_VERSION, NoteEvent
 from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
 from jupyter_ddp.preflight import preflight
@@ -204,7 +204,7 @@ def _facts(
     nproc = int(config.nproc_per_node)
     kernel, cell = _ids(ip)
     return {
-        "version": 1,
+        "version": PROTOCOL_VERSION,
         "id": run_id,
         "attempt": new_attempt(),
         "name": config.name,

@@ -236,7 +236,7 @@ def test_unknown_fields_are_answered_with_the_nearest():
     with pytest.raises(UsageError, match="did you mean instance_count"):
         normalise("instance_cuont", 2)
     with pytest.raises(ConfigError, match="did you mean timeout"):
-        LaunchConfig.from_mapping({"time_out": 3})
+        LaunchConfig().replace(time_out=3)
 
 
 FULL = LaunchConfig(

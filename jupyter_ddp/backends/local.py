@@ -16,6 +16,7 @@ import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
 from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
 from jupyter_ddp.errors import ConfigError, LaunchError
+from jupyter_ddp.events import PROTOCOL_VERSION
 from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command
 from jupyter_ddp.rundir import KEPT
 
@@ -183,7 +184,7 @@ class LocalBackend:
         )
         facts = rundir.facts()
         return {
-            "version": 1,
+            "version": PROTOCOL_VERSION,
             "run_id": rundir.run_id,
             "attempt": facts["attempt"],
             "protocol": config.protocol,

@@ -134,15 +134,6 @@ class LaunchConfig:
         """
         return cls(**{name: obj[name] for name in FIELDS if name in obj})
 
-    @classmethod
-    def from_mapping(cls, obj: Mapping[str, Any]) -> LaunchConfig:
-        """Return the configuration that a dict of the notebook describes.
-
-        Raises:
-            ConfigError: A key is no field, or a value is impossible.
-        """
-        return cls(**{field_name(key): value for key, value in obj.items()})
-
 
 DEFAULTS: Final = LaunchConfig()
 """A configuration in which nothing was asked for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import time
 import traceback
@@ -322,9 +323,8 @@ class Agent:
             guarded = os.getppid() == self._guard
             reason = "the notebook's kernel was gone" if guarded else "the guard of the run was killed"
             self._end_of_log("stopped" if guarded else "lost", reason)
-        self._listener.close()
-        with contextlib.suppress(OSError):
-            os.rmdir(os.path.dirname(self._spec["sockets"][self._node]))
+        if os.getppid() != self._guard:  # who else would; mpirun's files lie there too
+            shutil.rmtree(os.path.dirname(self._spec["sockets"][self._node]), ignore_errors=True)
         os._exit(0)
 
     def _join(self, now: float) -> None:

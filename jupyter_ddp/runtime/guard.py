@@ -101,9 +101,11 @@ def _watch(run_id: str, agents: dict[int, int], owner: int, hold: int) -> None:
         if deadline is None and not is_alive(owner):
             deadline = _let_go(hold)
         for pid, code in reap().items():
+            if pid not in living:  # an orphan of an agent that is gone
+                continue
             living.discard(pid)
             if code and deadline is None:
-                deadline = time.monotonic() + (PATIENCE if agents.get(pid) == 0 else 20 * PATIENCE)
+                deadline = time.monotonic() + (PATIENCE if agents[pid] == 0 else 20 * PATIENCE)
         if deadline is not None and time.monotonic() >= deadline:
             kill_all(run_id)
             return

@@ -80,11 +80,6 @@ class Scrollback:
         """The lines that stand before the gap, if there is one."""
         return self._head
 
-    @property
-    def after_cut(self) -> Iterator[Line]:
-        """The lines that stand after it."""
-        return chain(self._pinned, self._tail)
-
     def last(self, count: int) -> list[Line]:
         """Return the last lines, in order."""
         lines: list[Line] = []

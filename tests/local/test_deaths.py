@@ -60,9 +60,11 @@ def test_nothing_survives_the_death_of(start, protocol, victim, outcome, words):
     run.until_said("here")
     pids = hidden([run.text(rank) for rank in range(2)])
     assert len(pids) == 6
+    (sockets,) = run.job._sockets()
     run.kill(victim)
     end = run.end()
     assert until_gone(pids) == []
+    assert not Path(sockets).parent.exists()
     assert end.outcome == outcome
     assert words in end.reason
     if victim in ("rank0", "stub0"):

@@ -40,6 +40,18 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
+def stop_agent(store: RunStore, said: Path) -> int:
+    """Stop the agent of the only run once both ranks are in their function; return its pid."""
+    for rank in range(2):
+        wait_for(said / f"here{rank}")
+    (run,) = store.list()
+    started = next(
+        event for event in run.events() if isinstance(event, RunEvent) and event.phase == "starting"
+    )
+    os.kill(started.detail["pid"], signal.SIGSTOP)
+    return started.detail["pid"]
+
+
 def test_a_function_runs_on_every_rank_and_its_values_come_back(store, capsys):
     factor = 21
 
@@ -93,13 +105,7 @@ def test_an_agent_that_is_slow_to_hear_costs_no_checkpoint(store, tmp_path):
             Path(tmp_path, f"saved{os.environ['RANK']}").touch()
 
     def stop_agent_and_interrupt() -> None:
-        wait_for(tmp_path / "here0")
-        wait_for(tmp_path / "here1")
-        (run,) = store.list()
-        agent = next(e for e in run.events() if isinstance(e, RunEvent) and e.phase == "starting").detail[
-            "pid"
-        ]
-        os.kill(agent, signal.SIGSTOP)
+        agent = stop_agent(store, tmp_path)
         interrupt()
         time.sleep(1.5)
         os.kill(agent, signal.SIGCONT)
@@ -119,13 +125,7 @@ def test_an_agent_that_does_not_hear_the_second_interrupt_is_passed_over(store, 
         time.sleep(300)
 
     def stop_agent_and_interrupt() -> None:
-        wait_for(tmp_path / "here0")
-        wait_for(tmp_path / "here1")
-        (run,) = store.list()
-        agent = next(e for e in run.events() if isinstance(e, RunEvent) and e.phase == "starting").detail[
-            "pid"
-        ]
-        os.kill(agent, signal.SIGSTOP)
+        stop_agent(store, tmp_path)
         interrupt()
         time.sleep(0.2)
         interrupt()
