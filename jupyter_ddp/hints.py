@@ -50,6 +50,11 @@ class Facts:
     process_group: str | None = None
 
 
+WORTH_SAVING: Final = 1.5
+"""Seconds of a start from which on `for_start` speaks of them."""
+WARM_START: Final = 0.3
+
+
 def for_failure(view: RunView, namespace: Mapping[str, Any]) -> tuple[str, ...]:
     """Return hints about a run's first cause, none when it went well or nothing certain can be said."""
     failure = view.failure
@@ -68,6 +73,15 @@ def for_failure(view: RunView, namespace: Mapping[str, Any]) -> tuple[str, ...]:
             process_group=config.get("init_process_group"),
         )
     )
+
+
+def for_start(view: RunView) -> tuple[str, ...]:
+    """Return a hint about a start that took long enough to speak of it, for runs whose ranks are forked."""
+    begun, ran = view.phases.get("starting"), view.phases.get("running")
+    if begun is None or ran is None or ran - begun < WORTH_SAVING:
+        return ()
+    seconds = f"{ran - begun - WARM_START:.0f}"
+    return (f"%config DistributedMagics.warm = True would have saved about {seconds} s of this run's start",)
 
 
 def for_error(facts: Facts) -> tuple[str, ...]:

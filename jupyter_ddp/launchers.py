@@ -68,6 +68,46 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not is_launcher_variable(name)}
 
 
+_READ_AT_IMPORT: Final = re.compile(r"\b(?:OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|TORCH|PYTORCH)_[A-Z0-9_]+")
+
+
+def why_exec(
+    *,
+    protocol: str = "torchrun",
+    fork: bool = True,
+    platform: str = "linux",
+    gpus: Sequence[str] = (),
+    text: str = "",
+    threads: int = 1,
+    cuda: bool = False,
+    shadowed: str = "",
+) -> str:
+    """Return why each rank is a program that imports torch by itself, or "" where ranks are forked after one import.
+
+    Args:
+        protocol: The launcher.
+        fork: What the user allows.
+        platform: As ``sys.platform``.
+        gpus: The device nodes of GPUs.
+        text: The code that the ranks run.
+        threads: How many threads the process has that would be forked.
+        cuda: Whether CUDA is initialised in it.
+        shadowed: A module of which it has another one than the rank's module path would give.
+    """
+    named = _READ_AT_IMPORT.search(text)
+    reasons = (
+        (protocol != "torchrun", f"{protocol} starts every rank as a program"),
+        (not fork, "--no-fork was given"),
+        (platform != "linux", "forking is safe on Linux only"),
+        (gpus, f"this machine has a GPU ({', '.join(gpus)}), and forking has not been tested with CUDA"),
+        (named, f"the cell names {named and named[0]}, which is read when torch is imported"),
+        (threads != 1, f"importing torch started {threads - 1} threads"),
+        (cuda, "importing torch initialised CUDA"),
+        (shadowed, f"the notebook's sys.path has another {shadowed}"),
+    )
+    return next((reason for holds, reason in reasons if holds), "")
+
+
 def torchrun_command(
     python: str,
     *,

@@ -134,6 +134,8 @@ def run_program(
             _tell(run, *program.warnings, *payload.report.notes)
             follow(run, publisher, flag)
             _tell(run, *run.pulled()[1], *hints.for_failure(run.view, namespace or {}))
+            if ip is not None and SETTINGS.warm is False and backends.forks(config, program):
+                _suggest_warm(run)
             publisher.finish(run.view, time.time())
             result = run.result()
         finally:
@@ -159,6 +161,13 @@ def _tell(run: Run, *notes: str) -> None:
     """Add what this side has to say of a run to its view."""
     for text in notes:
         run.view = fold(run.view, NoteEvent(attempt=run.view.facts["attempt"], text=text))
+
+
+def _suggest_warm(run: Run) -> None:
+    """Say once that the start can be faster, when it was slow."""
+    if found := hints.for_start(run.view):
+        SETTINGS.warm = None
+        _tell(run, *found)
 
 
 def follow(run: Run, publisher: Publisher, flag: InterruptFlag) -> None:

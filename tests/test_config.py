@@ -44,6 +44,7 @@ def test_the_defaults_are_those_of_the_design():
     assert (config.protocol, config.push, config.pull, config.out) == ("torchrun", None, (), None)
     assert (config.env, config.show, config.timeout, config.init_process_group) == ({}, None, None, None)
     assert (config.start_timeout, config.interrupt_grace, config.detach) == (300.0, 30.0, False)
+    assert config.fork
 
 
 def test_every_field_has_a_rule_and_every_rule_a_field():

@@ -20,6 +20,7 @@ from jupyter_ddp.launchers import (
     rank_environment,
     session_environment,
     torchrun_command,
+    why_exec,
 )
 
 MPIRUNS = {
@@ -39,6 +40,40 @@ def mpirun(flavour: str) -> str:
 
 def says(path: str) -> str:
     return subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+# fork or exec
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, ""),
+        ({"protocol": "mpirun"}, "mpirun starts every rank as a program"),
+        ({"fork": False}, "--no-fork was given"),
+        ({"platform": "darwin"}, "on Linux only"),
+        ({"gpus": ["/dev/nvidia0", "/dev/nvidia1"]}, "has a GPU (/dev/nvidia0, /dev/nvidia1)"),
+        ({"threads": 3}, "started 2 threads"),
+        ({"cuda": True}, "initialised CUDA"),
+        ({"shadowed": "numpy"}, "sys.path has another numpy"),
+    ],
+)
+def test_why_ranks_are_not_forked(facts, words):
+    assert words in why_exec(**facts)
+    assert bool(words) == bool(why_exec(**facts))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = '4'\nimport torch", "OMP_NUM_THREADS"),
+        ("%env TORCH_LOGS=+dynamo", "TORCH_LOGS"),
+        ("os.environ.update(MKL_NUM_THREADS='1')", "MKL_NUM_THREADS"),
+        ("KOMP_X = 1; torch.ones(3); TORCHELASTIC = 2; MY_OMP_THREADS = 1", ""),
+    ],
+)
+def test_code_that_sets_what_is_read_at_the_import_gets_an_import(text, name):
+    assert (f"names {name}," in why_exec(text=text)) == bool(name)
 
 
 # torchrun

@@ -166,7 +166,7 @@ def test_no_line_breaks_the_splitter(line):
 def test_every_flag_has_its_field():
     line = (
         "-b local -N 2 -p 4 --protocol mpirun -t ml.g5.12xlarge --push a,b --pull loss@all,w@3 -o res "
-        "-e A=1 -e HOME --show 0-2 --timeout 90s --init-process-group gloo --distribution dist --name 'run 1' --detach"
+        "-e A=1 -e HOME --show 0-2 --timeout 90s --init-process-group gloo --distribution dist --name 'run 1' --detach --no-fork"
     )
     assert LaunchConfig(**parse(line)) == LaunchConfig(
         instance_count=2,
@@ -183,6 +183,7 @@ def test_every_flag_has_its_field():
         distribution={"mpi": {"enabled": True}},
         name="run 1",
         detach=True,
+        fork=False,
     )
 
 
@@ -211,6 +212,8 @@ def test_the_table_and_the_configuration_agree():
         ("--timeout {none}", {"timeout": None}),
         ("--timeout none", {"timeout": None}),
         ("--detach=false", {"detach": False}),
+        ("--no-fork", {"fork": False}),
+        ("--no_fork=false", {"fork": True}),
         ("-e A=1 -e A=2 -e B", {"env": {"A": "2", "B": None}}),
         ("--env A=x=y", {"env": {"A": "x=y"}}),
         ("--env 'A=b c'", {"env": {"A": "b c"}}),
@@ -451,6 +454,7 @@ _CONFIGS = st.builds(
     distribution=st.none() | st.dictionaries(_TEXT, st.booleans() | _TEXT | st.integers() | st.none()),
     name=st.none() | st.sampled_from(["run 1", "it's {x} $y #z", 'a"b\\c', "é–"]),
     detach=st.booleans(),
+    fork=st.booleans(),
 )
 
 

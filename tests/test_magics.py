@@ -243,8 +243,20 @@ def test_a_dry_run_says_what_would_happen(shell, runs, capsys, tmp_path):
     assert "%%distributed -p 3 -e 'TOKEN=***'" in text
     assert "rate" in text
     assert "torch.distributed.run" in text
+    assert (
+        "ranks are forked after one import of torch" in text or "every rank imports torch by itself" in text
+    )
     assert text.endswith("Dry run: nothing was started.\n")
     assert "s3cret" not in text
+
+
+def test_a_dry_run_says_why_ranks_are_not_forked(shell, capsys):
+    run(shell, "%%distributed --no-fork --dry-run\npass")
+    assert "every rank imports torch by itself: --no-fork was given" in capsys.readouterr().out
+    run(shell, "%%distributed --dry-run\nimport os\nos.environ['OMP_NUM_THREADS'] = '4'")
+    assert "every rank imports torch by itself" in capsys.readouterr().out
+    run(shell, "%%distributed --protocol mpirun --dry-run\npass")
+    assert "imports torch by itself" not in capsys.readouterr().out
 
 
 # Values from elsewhere
@@ -456,6 +468,9 @@ def test_doctor_looks_at_this_machine(shell, capsys, tmp_path, monkeypatch):
     assert "mpirun" in text
     assert str(tmp_path / "runs") in text
     assert "OMPI_COMM_WORLD_SIZE" in text
+    assert (
+        "ranks are forked after one import of torch" in text or "every rank imports torch by itself" in text
+    )
     assert text.splitlines()[-1].startswith(("Runs can start", "A run would not start"))
     assert not (tmp_path / "runs").exists()
 

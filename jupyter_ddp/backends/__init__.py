@@ -110,6 +110,18 @@ def register(name: str, factory: Callable[[], Backend] | None) -> None:
         _registered[name] = factory
 
 
+def forks(config: LaunchConfig, program: Program) -> bool:
+    """Tell whether a run's ranks are forked, so that `keep_warm` would have them begin earlier."""
+    why_not = getattr(get_backend(config.backend), "why_not_forked", None)
+    return why_not is not None and not why_not(config, program)
+
+
+def keep_warm(*, on: bool) -> None:
+    """Keep a process ready for the next local run, or let go of it."""
+    local: Any = get_backend("local")
+    local.keep_warm(on=on)
+
+
 def names() -> list[str]:
     """Return the names of all backends."""
     return sorted({*BUILT_IN, *_registered, *(point.name for point in entry_points(group=GROUP))})

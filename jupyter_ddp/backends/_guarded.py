@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from jupyter_ddp.backends._warm import WARM
 from jupyter_ddp.errors import LaunchError
 from jupyter_ddp.launchers import clean_environment
 from jupyter_ddp.runtime.process import kill_all
@@ -45,7 +46,9 @@ class LocalJob:
             env["PYTHONPATH"] = path
         log = os.open(rundir.path / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            job._guard = subprocess.Popen(
+            if not spec["why_exec"]:
+                job._guard = WARM.take(spec["env"], rundir.path, [write, log, *keep])
+            job._guard = job._guard or subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
@@ -135,6 +138,7 @@ class LocalJob:
             self._doorbell = None
             self._rang_out = True
         _Undertaker.bury(self._guard)
+        WARM.renew()
 
 
 class _Undertaker:

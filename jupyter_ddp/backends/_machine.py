@@ -42,7 +42,12 @@ def _gpus_present() -> int:
     listed = _output("nvidia-smi", "--list-gpus")
     if listed:
         return sum(line.startswith("GPU ") for line in listed.splitlines())
-    return sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
+    return len(gpu_nodes())
+
+
+def gpu_nodes(devices: str = "/dev") -> list[str]:
+    """Return the device nodes of NVIDIA's GPUs."""
+    return sorted(str(path) for path in Path(devices).glob("nvidia[0-9]*") if path.name[6:].isdigit())
 
 
 @functools.cache

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
 from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
+from jupyter_ddp.backends._warm import WARM
+from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.errors import ConfigError, LaunchError
 from jupyter_ddp.events import PROTOCOL_VERSION
-from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command
+from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command, why_exec
 from jupyter_ddp.rundir import KEPT
 
 if TYPE_CHECKING:
     from jupyter_ddp.cell import Program
-    from jupyter_ddp.config import LaunchConfig
     from jupyter_ddp.rundir import RunDirectory
 
 MASTER_ADDR: Final = "127.0.0.1"
@@ -41,6 +42,8 @@ class LocalBackend:
         if sys.platform == "win32":
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
+        if config.protocol == "torchrun":
+            problems.append(Problem("ok", self._how_ranks_start(config)))
         problems += self._check_options(config)
         try:
             self.resolve(config)
@@ -116,7 +119,6 @@ class LocalBackend:
 
     def plan(self, config: LaunchConfig, program: Program) -> str:
         """Return the command lines that would be run."""
-        del program
         config = self.resolve(config)
         nproc = int(config.nproc_per_node)
         if config.protocol == "torchrun":
@@ -142,7 +144,8 @@ class LocalBackend:
         ]
         names = sorted(config.env)
         env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
-        return "\n".join([*lines, *env])
+        how = [self._how_ranks_start(config, program)] if config.protocol == "torchrun" else []
+        return "\n".join([*lines, *how, *env])
 
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
         """Start the guard, which starts the agents, which start the launcher, which starts the ranks."""
@@ -164,6 +167,30 @@ class LocalBackend:
             job = LocalJob.launch(rundir, spec, [rundir.hold(), *locks])
             on_failure.pop_all()
             return job
+
+    def why_not_forked(self, config: LaunchConfig, program: Program | None = None) -> str:
+        """Return why the ranks of a run are not forked, or "". What only the zygote can know, it says itself."""
+        return why_exec(
+            protocol=config.protocol,
+            fork=config.fork,
+            platform=sys.platform,
+            gpus=_machine.gpu_nodes(),
+            text=f"{config.setup}\n{program.source}" if program else config.setup,
+        )
+
+    def keep_warm(self, *, on: bool) -> None:
+        """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
+        config = LaunchConfig(nproc_per_node=_machine.DEFAULT_NPROC)
+        WARM.enabled = on and not self.why_not_forked(config) and _machine.torch_version() is not None
+        if WARM.enabled:
+            WARM.renew(_ranks_environment(config)[0])
+        else:
+            WARM.drop()
+
+    def _how_ranks_start(self, config: LaunchConfig, program: Program | None = None) -> str:
+        if reason := self.why_not_forked(config, program):
+            return f"every rank imports torch by itself: {reason}"
+        return "ranks are forked after one import of torch"
 
     def attach(self, rundir: RunDirectory) -> LocalJob:
         """Return the job of a run that another process of this user started on this machine."""
@@ -194,6 +221,7 @@ class LocalBackend:
             "master_addr": MASTER_ADDR,
             "master_ports": ports,
             "python": sys.executable,
+            "why_exec": self.why_not_forked(config, program),
             "env": env,
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
@@ -221,16 +249,7 @@ class LocalBackend:
 
     def _environment(self, config: LaunchConfig, rundir: RunDirectory) -> tuple[dict[str, str], str | None]:
         """Return the environment of the launcher, and the PYTHONPATH that ranks shall find (the kernel's own)."""
-        env = clean_environment(os.environ)
-        python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
-        for name, value in config.env.items():
-            found = os.environ.get(name) if value is None else value
-            if found is not None:  # `preflight` has refused a name that the kernel does not have
-                env[name] = found
-        if int(config.nproc_per_node) > 1:
-            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
-        # What the launcher's own processes write must not wait in a buffer when they die.
-        env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        env, python_path = _ranks_environment(config)
         for name in KEPT:
             (rundir.path / name).mkdir(mode=0o700, exist_ok=True)
         env["SM_MODEL_DIR"] = str(rundir.path / "model")
@@ -247,10 +266,25 @@ class LocalBackend:
         env["JUPYTER_DDP_CHECKPOINT_DIR"] = str(checkpoints.resolve())
         for channel, path in config.inputs.items():
             env[f"SM_CHANNEL_{channel.upper().replace('-', '_')}"] = str(Path(path).expanduser().resolve())
-        package = str(Path(jupyter_ddp.__file__).parent.parent)
-        if package not in [*site.getsitepackages(), site.getusersitepackages()]:
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
         return env, python_path
+
+
+def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None]:
+    """Return the environment of all runs of this configuration, and the PYTHONPATH that ranks shall find."""
+    env = clean_environment(os.environ)
+    python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
+    for name, value in config.env.items():
+        found = os.environ.get(name) if value is None else value
+        if found is not None:  # `preflight` has refused a name that the kernel does not have
+            env[name] = found
+    if int(config.nproc_per_node) > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, and without its banner
+    # What the launcher's own processes write must not wait in a buffer when they die.
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    package = str(Path(jupyter_ddp.__file__).parent.parent)
+    if package not in [*site.getsitepackages(), site.getusersitepackages()]:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path, package]))
+    return env, python_path
 
 
 def _directory() -> str:

@@ -51,6 +51,7 @@ class LaunchConfig:
         distribution: SageMaker's distribution dictionary.
         name: A label of the run.
         detach: Return at once and leave the run going.
+        fork: Import torch once and fork torchrun's ranks, where that is safe.
         inputs: Channel name to path or S3 address.
         checkpoints: Directory or S3 prefix that the ranks' checkpoints sync with.
         setup: Code that each rank runs first.
@@ -74,6 +75,7 @@ class LaunchConfig:
     distribution: dict[str, Any] | None = None
     name: str | None = None
     detach: bool = False
+    fork: bool = True
     inputs: dict[str, Any] = field(default_factory=dict)
     checkpoints: str | None = None
     setup: str = ""

@@ -280,6 +280,7 @@ _RULES: Final[dict[str, Callable[[Any], Any]]] = {
     "distribution": _distribution,
     "name": _name,
     "detach": lambda v: switch("detach", v),
+    "fork": lambda v: switch("fork", v),
     "inputs": _inputs,
     "checkpoints": _checkpoints,
     "setup": lambda v: "" if v is None else _text("setup", v),

@@ -155,7 +155,7 @@ def _switch(flag: Flag, name: str, value: str | None, found: Invocation) -> None
     if flag.long == "--dry-run":
         found.dry_run = on
     else:
-        found.given[flag.field] = on
+        found.given[flag.field] = on != flag.long.startswith("--no-")
 
 
 def _goes_on(value: str, following: str) -> bool:

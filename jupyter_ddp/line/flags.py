@@ -138,6 +138,13 @@ FLAGS: Final = (
         "off",
     ),
     Flag(
+        ("--no-fork",),
+        "fork",
+        None,
+        "torchrun starts every rank as a program that imports torch by itself",
+        "ranks are forked after one import, where that is safe",
+    ),
+    Flag(
         ("--dry-run",),
         "",
         None,

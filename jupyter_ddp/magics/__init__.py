@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from IPython.core import magic_arguments
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
-from traitlets import Float, Int, Unicode
+from traitlets import Bool, Float, Int, Unicode
 
 from jupyter_ddp import backends, doctor, history
 from jupyter_ddp.capture import capture
@@ -65,6 +65,10 @@ class DistributedMagics(Magics, LaunchTraits):
     output_cap = Int(256 * 1024, min=4096, help="Bytes of text that a run keeps in the notebook.").tag(
         config=True
     )
+    warm = Bool(
+        default_value=False,
+        help="Keep a process ready that has imported torch: the next run under torchrun begins at once.",
+    ).tag(config=True)
     keep_runs = Int(100, min=1, help="Runs that are kept on disk.").tag(config=True)
     keep_days = Float(30.0, min=0.0, help="Days for which a run is kept on disk.").tag(config=True)
     keep_bytes = Int(10 * 10**9, min=0, help="Bytes that all runs together may take on disk.").tag(
@@ -251,8 +255,15 @@ def install(shell: Any) -> DistributedMagics:  # noqa: ANN401 - an InteractiveSh
     def follow_root(_change: object = None) -> None:
         SETTINGS.run_root = magics.run_root or None
 
+    def follow_warm(_change: object = None) -> None:
+        SETTINGS.warm = magics.warm
+        backends.keep_warm(on=magics.warm)
+
     magics.observe(follow_root, "run_root")
+    magics.observe(follow_warm, "warm")
     follow_root()
+    if magics.warm:
+        follow_warm()
     return magics
 
 
@@ -273,4 +284,6 @@ def uninstall(shell: Any) -> None:  # noqa: ANN401 - an InteractiveShell
     ):
         if what in where:
             where.remove(what)
-    SETTINGS.traits, SETTINGS.run_root = dict, None
+    SETTINGS.traits, SETTINGS.run_root, SETTINGS.warm = dict, None, False
+    if magics.warm:
+        backends.keep_warm(on=False)

@@ -111,6 +111,7 @@ _CONSTANTS: Final[dict[str, tuple[str, ...]]] = {
     "timeout": ("90s", "30m", "8h"),
     "show": ("all", "none", "0"),
     "detach": ("True", "False"),
+    "fork": ("True", "False"),
 }
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _FLAG_OF: Final = {
-    flag.field: flag.short for flag in reversed(FLAGS) if flag.metavar or flag.field == "detach"
+    flag.field: flag.short for flag in reversed(FLAGS) if flag.metavar or flag.field in ("detach", "fork")
 }
 _UNSET: Final = {
     "push": "what the cell uses",

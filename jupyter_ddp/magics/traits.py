@@ -14,7 +14,7 @@ from jupyter_ddp.line.flags import FLAGS
 _HELP: Final = {
     flag.field: f"{flag.short}: {flag.help}."
     for flag in reversed(FLAGS)
-    if flag.metavar or flag.field == "detach"
+    if flag.metavar or flag.field in ("detach", "fork")
 } | {
     "inputs": "Channel name to path or S3 address; the ranks find them as SM_CHANNEL_<NAME>.",
     "checkpoints": "Where the ranks' checkpoints are kept: a directory, or an S3 prefix.",
@@ -71,6 +71,7 @@ class LaunchTraits(Configurable):
     distribution = FieldTrait("distribution")
     name = FieldTrait("name")
     detach = FieldTrait("detach")
+    fork = FieldTrait("fork")
     inputs = FieldTrait("inputs")
     checkpoints = FieldTrait("checkpoints")
     setup = FieldTrait("setup")

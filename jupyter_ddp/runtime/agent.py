@@ -21,11 +21,12 @@ from jupyter_ddp.runtime.conductor import Conductor
 from jupyter_ddp.runtime.launcher import Launcher
 from jupyter_ddp.runtime.links import Channel, Listener, Uplink
 from jupyter_ddp.runtime.process import Process, descendants, kill_all, table
-from jupyter_ddp.runtime.ranks import Ranks
+from jupyter_ddp.runtime.ranks import Ranks, holds_cells
 from jupyter_ddp.runtime.record import LogWriter
 from jupyter_ddp.runtime.wire import WireError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from pathlib import Path
 
@@ -49,9 +50,19 @@ class Agent:
         run_dir: The run directory.
         life: A descriptor at whose end of file the run has lost its owner.
         doorbell: A descriptor that gets a byte whenever the log has grown.
+        zygote: Where a torchrun can be had that is forked, if there is such a place.
     """
 
-    def __init__(self, spec: dict[str, Any], node: int, run_dir: Path, *, life: int, doorbell: int) -> None:
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        node: int,
+        run_dir: Path,
+        *,
+        life: int,
+        doorbell: int,
+        zygote: socket.socket | None = None,
+    ) -> None:
         self._spec = spec
         self._node = node
         self._doorbell = doorbell
@@ -59,7 +70,7 @@ class Agent:
         self._log = LogWriter(run_dir, node, spec["attempt"])
         self._selector = selectors.DefaultSelector()
         self._ranks = Ranks(spec, node, run_dir, self._log, report=self._up, read=self._read)
-        self._launcher = Launcher(spec, node, run_dir)
+        self._launcher = Launcher(spec, node, run_dir, zygote=zygote, selector=self._selector)
         self._listener = Listener(
             spec["sockets"][node], self._selector, on_ready=self._read, on_bell=self._ranks.ring
         )
@@ -87,6 +98,7 @@ class Agent:
             order=self._give,
             now=now,
             launch_tries=len(spec["master_ports"]),
+            hold=holds_cells(spec),
         )
 
     def run(self) -> None:
@@ -230,7 +242,14 @@ class Agent:
         if error:
             self._up(op="launcher", node=self._node, text=error)
         elif self._launcher.command:
-            self._log.add(RunEvent, phase="rendezvous", detail={"command": self._launcher.command})
+            self._tell_launch()
+
+    def _tell_launch(self) -> None:
+        detail = {"command": self._launcher.command, "why_exec": self._launcher.why_exec}
+        self._log.add(RunEvent, phase="rendezvous", detail=detail)
+
+    def _order_begin(self, _order: dict[str, Any]) -> None:
+        self._ranks.begin()
 
     def _order_interrupt(self, order: dict[str, Any]) -> None:
         self._log.add(RunEvent, phase="ending", outcome="interrupted")
@@ -285,8 +304,16 @@ class Agent:
 
     def _watch_launcher(self) -> None:
         ended = self._launcher.watch()
-        if ended and not self._released and not self._ranks.ending:
+        if self._released or self._ranks.ending:
+            return
+        if ended:
             self._up(op="launcher", node=self._node, **ended)
+        elif self._launcher.refused:
+            error = self._launcher.fall_back()
+            if error:
+                self._up(op="launcher", node=self._node, text=error)
+            else:
+                self._tell_launch()
 
     def _end_leftovers(self, *, tell: bool) -> None:
         """End what ranks left running, and say what it was; what is just about to end gets the time to do so."""
@@ -303,10 +330,11 @@ class Agent:
             self._log.add(NoteEvent, level="warning", text=text)
 
     def _leftovers(self) -> list[Process]:
-        processes = table(self._spec["run_id"])
-        launcher = self._launcher.pid
+        processes = table()
+        launcher, nurse = self._launcher.pid, self._launcher.nurse
         spared = {launcher} | descendants(processes, launcher) if launcher else set()
-        return [processes[pid] for pid in descendants(processes, os.getpid()) - spared]
+        roots = (os.getpid(), nurse) if nurse else (os.getpid(),)
+        return [processes[pid] for pid in descendants(processes, *roots) - spared]
 
     def _end_of_log(self, outcome: str, reason: str = "", unfinished: tuple[int, ...] = ()) -> None:
         self._log.add(RunEvent, phase="ended", outcome=outcome, reason=reason, unfinished=unfinished)

@@ -38,8 +38,8 @@ class Conductor:
     Reports (``op``): ``joined`` (node), ``connected`` / ``running`` / ``finished`` / ``ended`` (rank), ``failed`` (rank
     or none; text), ``launcher`` (node, text: it ended before its ranks had; with try and port_taken), ``flushed``
     (node), ``lost`` (node, text), and the clients' ``interrupt``, ``kill``, ``stop``, ``stacks``.
-    Orders (``op``): ``launch`` (try), ``interrupt`` (grace), ``kill``, ``abort`` (outcome, reason, unfinished, grace),
-    ``stacks``, ``release`` (outcome, reason, unfinished), ``exit``.
+    Orders (``op``): ``launch`` (try), ``begin``, ``interrupt`` (grace), ``kill``, ``abort`` (outcome, reason,
+    unfinished, grace), ``stacks``, ``release`` (outcome, reason, unfinished), ``exit``.
 
     Args:
         nnodes: Number of agents.
@@ -49,9 +49,11 @@ class Conductor:
         interrupt_grace: Seconds that a rank which heard an interrupt has for its own clean-up.
         order: Gives an order to all agents, this one included.
         now: The present time (monotonic seconds).
+        launch_tries: How many ports there are to launch with.
+        hold: Ranks get their cell by the order ``begin``, when all of the run have connected.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - facts of a run, each by its name
         self,
         *,
         nnodes: int,
@@ -62,7 +64,9 @@ class Conductor:
         order: Callable[[dict[str, Any]], None],
         now: float,
         launch_tries: int = 3,
+        hold: bool = False,
     ) -> None:
+        self._hold = hold
         self._order = order
         self._timeout = timeout
         self._grace = interrupt_grace
@@ -145,6 +149,8 @@ class Conductor:
         self._unconnected.discard(message["rank"])
         if not self._unconnected:
             self._start_by = None
+            if self._hold:
+                self._order({"op": "begin"})
 
     def _on_running(self, _message: dict[str, Any], now: float) -> None:
         if self._timeout is not None and self._deadline is None and self._verdict is None:

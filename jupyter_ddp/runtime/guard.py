@@ -1,7 +1,8 @@
 """The guard of a local run: starts its agents, and sees to it that nothing outlives its owner or its agents.
 
 ``python -m jupyter_ddp.runtime.guard <run directory> <pid of the owner>``, with the owner's pipe as
-standard input (it only means "I live") and the doorbell as standard output. The owner is watched by its pid too: a
+standard input (it only means "I live") and the doorbell as standard output; or
+``--wait <pid of the owner>``, see `waiting`. The owner is watched by its pid too: a
 child that it forked may hold the pipe open long after its death.
 
 The agents in turn watch the guard: they hold the read end of a pipe whose only write end is here.
@@ -16,10 +17,11 @@ import selectors
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from jupyter_ddp.runtime.agent import Agent
+from jupyter_ddp.runtime import waiting, zygote
 from jupyter_ddp.runtime.process import (
     become_subreaper,
     die_with_parent,
@@ -29,23 +31,54 @@ from jupyter_ddp.runtime.process import (
     reap,
 )
 
+if TYPE_CHECKING:
+    import socket
+
 PATIENCE: Final = 0.5
 """Seconds in which agents end by themselves, with their logs, before the guard ends everything."""
 
 
 def main(arguments: list[str]) -> None:
-    """Guard one run until nothing of it is left."""
-    run_dir, owner = Path(arguments[0]), int(arguments[1])
-    spec = json.loads((run_dir / "spec.json").read_bytes())
-    (run_dir / "spec.json").unlink()  # it has the environment, secrets and all
+    """Guard one run until nothing of it is left; ``--wait`` in the place of its directory has it handed over later."""
+    owner = int(arguments[1])
+    if arguments[0] == "--wait":
+        handed = waiting.wait(owner)
+        if handed is None:
+            return
+        run_dir, give_id = handed
+        spec = _take_spec(run_dir)
+        asks = give_id(spec["run_id"])
+    else:
+        run_dir = Path(arguments[0])
+        spec = _take_spec(run_dir)
+        # First of all: it is the slowest, and nothing of the run is there yet that it could inherit.
+        asks = None
+        if spec.get("why_exec") == "":
+            asks = zygote.start(spec["python"], spec["env"], spec["run_id"], run_dir, run_dir / "zygote.log")
+    _guard(spec, run_dir, owner, asks)
+
+
+def _take_spec(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "spec.json"
+    spec: dict[str, Any] = json.loads(path.read_bytes())
+    path.unlink()  # it has the environment, secrets and all
+    return spec
+
+
+def _guard(spec: dict[str, Any], run_dir: Path, owner: int, asks: socket.socket | None) -> None:
     spec["file_limit"] = raise_file_limit()
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(1, False)
     life, hold = os.pipe()
-    agents = {_start_agent(spec, node, run_dir, life, hold): node for node in range(spec["nnodes"])}
+    start = partial(_start_agent, spec, run_dir=run_dir, life=life, hold=hold, asks=asks)
+    from jupyter_ddp.runtime import agent  # noqa: F401 - once for all agents, while the zygote imports
+
+    agents = {start(node): node for node in range(spec["nnodes"])}
     os.close(life)
+    if asks is not None:
+        asks.close()
     os.close(1)  # the doorbell's end of file means: no agent is left
     _watch(spec["run_id"], agents, owner, hold)
     kill_all(spec["run_id"])
@@ -54,7 +87,15 @@ def main(arguments: list[str]) -> None:
     rmtree(os.path.dirname(spec["sockets"][0]), ignore_errors=True)
 
 
-def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, hold: int) -> int:
+def _start_agent(
+    spec: dict[str, Any],
+    node: int,
+    *,
+    run_dir: Path,
+    life: int,
+    hold: int,
+    asks: socket.socket | None,
+) -> int:
     guard = os.getpid()
     pid = os.fork()
     if pid:
@@ -68,7 +109,9 @@ def _start_agent(spec: dict[str, object], node: int, run_dir: Path, life: int, h
         log = os.open(run_dir / f"agent-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 2)
         os.set_inheritable(1, False)
-        Agent(spec, node, run_dir, life=life, doorbell=1).run()
+        from jupyter_ddp.runtime.agent import Agent
+
+        Agent(spec, node, run_dir, life=life, doorbell=1, zygote=asks).run()
         code = 0
     except BaseException:  # noqa: BLE001 - the last stop of this process: told in its log
         sys.excepthook(*sys.exc_info())

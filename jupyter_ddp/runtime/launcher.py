@@ -11,11 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.launchers import WORKER, mpirun_command, session_environment, torchrun_command
-from jupyter_ddp.runtime.process import MARKER, die_with_parent, reap, restore_file_limit
+from jupyter_ddp.runtime.forking import ForkedLauncher
+from jupyter_ddp.runtime.process import MARKER, become_plain, reap
 from jupyter_ddp.runtime.record import read_text
 from jupyter_ddp.words import signal_name
 
 if TYPE_CHECKING:
+    import selectors
+    import socket
     from pathlib import Path
 
 TAIL_LINES: Final = 12
@@ -33,62 +36,110 @@ class Launcher:
 
     It dies with the agent. Its own output goes to ``launcher-<node>.log`` and is shown only when it failed by itself.
 
+    Args:
+        spec: What to run, see `Agent`.
+        node: The instance's number.
+        run_dir: The run directory.
+        zygote: Where a torchrun that is forked can be asked for; None starts it as a program.
+        selector: What wakes the agent when that torchrun starts or ends.
+
     Attributes:
         command: The command line, [] where another instance's mpirun serves this one.
         pid: The process, None before the start and after the end.
+        why_exec: Why it was not forked, or "" while it is.
     """
 
-    def __init__(self, spec: dict[str, Any], node: int, run_dir: Path) -> None:
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        node: int,
+        run_dir: Path,
+        *,
+        zygote: socket.socket | None = None,
+        selector: selectors.BaseSelector | None = None,
+    ) -> None:
         self._spec = spec
         self._node = node
         self._run_dir = run_dir
         self._log_path = run_dir / f"launcher-{node}.log"
         self._try = 0
+        self._zygote = zygote
+        self._selector = selector
+        self._forked: ForkedLauncher | None = None
         self.command: list[str] = []
         self.pid: int | None = None
+        self.why_exec = "" if zygote else spec.get("why_exec") or "there is no zygote"
+
+    @property
+    def nurse(self) -> int | None:
+        """The process that has, in the agent's place, what a forked launcher starts and what its ranks leave."""
+        return self._forked.nurse if self._forked is not None else None
 
     def start(self, attempt: int) -> str | None:
         """Start it with the run's `attempt`-th port; return a sentence if it could not be started.
 
         One that still runs (another instance could not have the port) is ended first.
         """
-        if self.pid is not None:
-            with contextlib.suppress(OSError):  # it may have just been collected
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-            self.pid = None
+        self._end()
         self._try = attempt
         port = self._spec["master_ports"][attempt]
         self.command = self._command(port)
         if not self.command:
             return None
-        become = partial(_become_launcher, os.getpid(), self._spec.get("file_limit"))
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            if self._zygote is None or self._selector is None:
+                return self._execute(log)
+            request = {
+                "arguments": self.command[3:],  # without python -m torch.distributed.run
+                "env": self._environment(port),
+                "cwd": str(self._run_dir),
+                "sys_path": self._spec["cell"]["sys_path"],
+            }
+            self._forked = ForkedLauncher(self._zygote, self._selector, request, log)
+        finally:
+            os.close(log)
+        return None
+
+    def _execute(self, log: int) -> str | None:
         try:
             process = subprocess.Popen(
                 self.command,
-                env=self._environment(port),
+                env=self._environment(self._spec["master_ports"][self._try]),
                 cwd=self._run_dir,  # no file of the user's there can shadow a module of the launcher
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=become,  # noqa: PLW1509 - the agent has one thread
+                preexec_fn=partial(become_plain, os.getpid(), self._spec.get("file_limit")),  # noqa: PLW1509 - the agent has one thread
             )
         except OSError as error:
             return f"{self.command[0]} could not be started: {error}"
-        finally:
-            os.close(log)
         self.pid = process.pid
         process.returncode = 0  # `watch` collects it, not subprocess
         return None
 
+    @property
+    def refused(self) -> bool:
+        """Whether it was to be forked and could not be: then `fall_back`."""
+        return self._forked is not None and bool(self._forked.refusal)
+
+    def fall_back(self) -> str | None:
+        """Start it as a program instead; return a sentence if that fails too."""
+        if self._forked is not None:
+            self.why_exec = self._forked.refusal
+        self._zygote = None
+        return self.start(self._try)
+
     def watch(self) -> dict[str, Any] | None:
         """Collect children that have ended; return the facts of the launcher's end once, when it comes."""
         ended = reap()
-        if self.pid is None or self.pid not in ended:
+        if self._forked is not None:
+            code = self._watch_forked(self._forked)
+        else:
+            code = ended.get(self.pid) if self.pid is not None else None
+        if code is None:
             return None
-        code = ended[self.pid]
         self.pid = None
         text = read_text(self._log_path)
         return {
@@ -96,6 +147,23 @@ class Launcher:
             "port_taken": bool(_PORT_TAKEN.search(text)),
             "text": self._explain(code, text),
         }
+
+    def _watch_forked(self, forked: ForkedLauncher) -> int | None:
+        """Return the exit code of a forked launcher once, when it has ended."""
+        forked.poll()
+        self.pid = forked.pid
+        return forked.take_code()
+
+    def _end(self) -> None:
+        """End a launcher that still runs, and what was not started by it yet."""
+        if self._forked is not None:
+            self._forked.end()
+            self._forked = None
+        elif self.pid is not None:
+            with contextlib.suppress(OSError):  # it may have just been collected
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+        self.pid = None
 
     def abort_text(self) -> str:
         """Return a sentence if mpirun said that a rank called MPI_Abort, else "": it then ended all ranks itself."""
@@ -142,11 +210,3 @@ class Launcher:
         lines = [line for line in text.splitlines() if not _NOISE.match(line)][-TAIL_LINES:]
         said = "; it said:\n" + "\n".join(lines) if lines else ""
         return f"{self._spec['protocol']} {how} before its ranks had finished{said}"
-
-
-def _become_launcher(agent: int, file_limit: int | None) -> None:
-    """Between fork and exec: die with the agent, and be as a process that the user's shell starts."""
-    die_with_parent(agent)
-    restore_file_limit(file_limit)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)

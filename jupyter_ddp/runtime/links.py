@@ -111,6 +111,17 @@ class Channel:
             self._events = events
             self._selector.modify(self._socket, events, self._handle)
 
+    def finish(self, limit: float) -> None:
+        """Say that nothing more comes, wait until the peer has closed its end (at most `limit` seconds), and close."""
+        if self.closed:
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(limit)
+            while self._socket.recv(RECEIVE_SIZE):
+                pass
+        self.close()
+
     def close(self) -> None:
         """Close the connection. Closing twice does nothing."""
         if not self.closed:

@@ -37,6 +37,20 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
             os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent`, or what a library of that kind has done. Nothing happens on macOS."""
+    if _LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def become_plain(parent: int, file_limit: int | None) -> None:
+    """Between fork and exec: die with the parent, and else be as a process that the user's shell starts."""
+    die_with_parent(parent)
+    restore_file_limit(file_limit)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def raise_file_limit() -> int | None:
     """Allow this process as many open files as it may have; return the soft limit before, None where there is none.
 
@@ -77,7 +91,7 @@ class Process:
     marked: bool
 
 
-def table(run_id: str) -> dict[int, Process]:
+def table(run_id: str = "") -> dict[int, Process]:
     """Return all living processes by pid; those of `run_id` by its marker are ``marked``. Zombies are left out."""
     return _proc_table(run_id) if _LINUX else _ps_table()
 
@@ -95,16 +109,20 @@ def _proc_table(run_id: str) -> dict[int, Process]:
             state, ppid = stat[end + 2 :].split(None, 2)[:2]
             if state in b"ZX":
                 continue
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    marked = marker in file.read().split(b"\0")
-            except OSError:  # another user's, or gone
-                marked = False
+            marked = bool(run_id) and _has_marker(entry, marker)
         except (OSError, ValueError):
             continue
         pid = int(entry)
         found[pid] = Process(pid, int(ppid), stat[start:end].decode(errors="replace"), marked)
     return found
+
+
+def _has_marker(pid: str, marker: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return marker in file.read().split(b"\0")
+    except OSError:  # another user's, or gone
+        return False
 
 
 def _ps_table() -> dict[int, Process]:
@@ -119,13 +137,13 @@ def _ps_table() -> dict[int, Process]:
     return found
 
 
-def descendants(processes: dict[int, Process], root: int) -> set[int]:
-    """Return the pids below `root`, without it."""
+def descendants(processes: dict[int, Process], *roots: int) -> set[int]:
+    """Return the pids below `roots`, without those that are below none."""
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process.pid)
     found: set[int] = set()
-    pending = [root]
+    pending = list(roots)
     while pending:
         for pid in children.get(pending.pop(), ()):
             if pid not in found:
@@ -135,9 +153,9 @@ def descendants(processes: dict[int, Process], root: int) -> set[int]:
 
 
 def of_run(run_id: str, root: int) -> list[Process]:
-    """Return the living processes of a run: below `root` or marked. Never `root` or this process."""
+    """Return the living processes of a run: marked, or below `root` or a marked one. Never `root` or this process."""
     processes = table(run_id)
-    below = descendants(processes, root)
+    below = descendants(processes, root, *(p.pid for p in processes.values() if p.marked))
     return [
         p for p in processes.values() if (p.pid in below or p.marked) and p.pid not in (root, os.getpid())
     ]
@@ -167,6 +185,11 @@ def kill_all(run_id: str, root: int | None = None, *, collect: bool = True, limi
             break
         time.sleep(0.003)
     return names
+
+
+def kill_below() -> None:
+    """SIGKILL every process below this one until none is left."""
+    kill_all("")
 
 
 def reap() -> dict[int, int]:

@@ -40,6 +40,16 @@ _TOLD_BY_RANKS: Final = {
 }
 
 
+def holds_cells(spec: dict[str, Any]) -> bool:
+    """Tell whether no rank may run the cell before all have connected.
+
+    A torchrun that forks ranks has the store in a thread. A rank that connects to the store keeps that thread busy, and
+    a lock of the C library that it has at the moment of the next fork (getnameinfo's was seen) stays locked for ever
+    in that child. Ranks that have all been forked may do what they want.
+    """
+    return spec.get("why_exec") == ""
+
+
 class Ranks:
     """All ranks of one instance.
 
@@ -76,6 +86,7 @@ class Ranks:
         self._hot: dict[int, float] = {}
         self._next_sweep = 0.0
         self._running = False
+        self._hold = holds_cells(spec)
         self.ending = False
 
     # connections
@@ -92,9 +103,20 @@ class Ranks:
         record.channel, record.pid = channel, int(message["pid"])
         facts = {name: message.get(name) for name in ("pid", "host", "local_rank")}
         self._log.add(RankEvent, rank=record.rank, state="started", **facts)
-        channel.send({"op": "cell", "n": 0, **self._cell})
+        if not self._hold:
+            self._send_cell(channel)
         self._report(op="connected", rank=record.rank)
         return True
+
+    def begin(self) -> None:
+        """All ranks of the run are there: let those that were held back run the cell."""
+        self._hold = False
+        for record in self._records.values():
+            if record.channel is not None:
+                self._send_cell(record.channel)
+
+    def _send_cell(self, channel: Channel) -> None:
+        channel.send({"op": "cell", "n": 0, **self._cell})
 
     def receive(self, channel: Channel, message: dict[str, Any]) -> None:
         """Take in a message of a rank or of a stub."""

@@ -18,6 +18,8 @@ _BELOW_CELL: Final = re.compile(
     r"[/\\]IPython[/\\]core[/\\]|[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$"
     rf"|^{re.escape(CALL[:-1])}( \d+)?>$"
 )
+_FORK: Final = re.compile(r"[/\\]jupyter_ddp[/\\]runtime[/\\]forked\.py$")
+"""Where a forked rank begins; below are torchrun's frames."""
 
 
 def clean(text: str, cell: Sequence[str] = ()) -> str:
@@ -44,6 +46,8 @@ def _shorten(lines: list[str], cell: Sequence[str]) -> str:
     ours = next((number for number, file in enumerate(files) if _OURS.search(file)), None)
     if ours is not None and CELL not in files and all("threading.py" in file for file in files[ours + 1 :]):
         return ""
+    if below := next((at for at, frame in enumerate(frames) if frame and _FORK.search(frame["file"])), 0):
+        del frames[below:], lines[below:]
     while frames and (last := frames[-1]) is not None and _BELOW_CELL.search(last["file"]):
         frames.pop()
         lines.pop()

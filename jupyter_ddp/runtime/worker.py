@@ -18,14 +18,18 @@ from jupyter_ddp.runtime.wire import pack
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
 SOCKETS: Final = "JUPYTER_DDP_SOCKETS"
 NPROC: Final = "JUPYTER_DDP_NPROC"
 MASTER: Final = "JUPYTER_DDP_MASTER"
 
 
-def main() -> int:
-    """Connect, fork, and be the stub or the rank; return the process's exit code."""
+def main(prepare: Callable[[], None] | None = None) -> int:
+    """Connect, fork, and be the stub or the rank; return the process's exit code.
+
+    `prepare` is what the rank does first.
+    """
     values = rank_environment(os.environ)
     rank, local_rank = int(values["RANK"]), int(values["LOCAL_RANK"])
     path = os.environ[SOCKETS].split(os.pathsep)[rank // int(os.environ[NPROC])]
@@ -43,6 +47,8 @@ def main() -> int:
     if child:
         return stub.Stub(sock, rank, child).run()
     sock.close()
+    if prepare is not None:
+        prepare()
     return _be_rank(path, rank, local_rank, parent)
 
 

@@ -247,3 +247,10 @@ def test_a_link_is_followed_to_the_file_system_where_it_leads(tmp_path):
     (tmp_path / "link").symlink_to("/proc")
     kind = _machine._file_system((tmp_path / "link" / "x").resolve(), Path("/proc/mounts").read_text())
     assert kind == "proc"
+
+
+def test_the_device_nodes_of_gpus(tmp_path):
+    for name in ("nvidia0", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia0x", "null"):
+        (tmp_path / name).touch()
+    assert _machine.gpu_nodes(str(tmp_path)) == [str(tmp_path / "nvidia0"), str(tmp_path / "nvidia10")]
+    assert _machine.gpu_nodes(str(tmp_path / "nowhere")) == []

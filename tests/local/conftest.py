@@ -104,17 +104,17 @@ class Driven:
         return {event.rank: event.text for event in self.of(StacksEvent)}
 
     def pid(self, who: str) -> int:
-        """Return the pid of ``guard``, ``agent0``, ``launcher``, ``rank1``, ``stub1``."""
+        """Return the pid of ``guard``, ``agent0``, ``launcher``, ``rank1``, ``stub1``, ``nurse``, ``zygote``."""
         if who == "guard":
             return self.job._guard.pid
         number = int(who[-1]) if who[-1].isdigit() else 0
         if who.startswith("agent"):
             return self.of(RunEvent, phase="starting", node=number)[0].detail["pid"]
         if who == "launcher":
-            agent = self.pid("agent0")
-            return next(
-                process.pid for process in table(self.rundir.run_id).values() if process.ppid == agent
-            )
+            stub = self.pid("stub0")
+            return table(self.rundir.run_id)[stub].ppid
+        if who in ("nurse", "zygote"):
+            return table(self.rundir.run_id)[self.pid("launcher" if who == "nurse" else "nurse")].ppid
         rank = self.of(RankEvent, state="started", rank=number)[0].pid
         return rank if who.startswith("rank") else table(self.rundir.run_id)[rank].ppid
 

@@ -71,6 +71,20 @@ def test_nothing_survives_the_death_of(start, protocol, victim, outcome, words):
         assert (run.ends()[0].signal, run.ends()[0].by_run) == (signal.SIGKILL, False)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.parametrize("victim", ["nurse", "zygote"])
+@pytest.mark.parametrize("instances", [1, 2])
+def test_nothing_survives_the_death_of_what_forks(start, victim, instances):
+    run = start(HIDING, protocol="torchrun", instance_count=instances)
+    run.until_said("here")
+    pids = hidden([run.text(rank) for rank in range(run.world_size)])
+    run.kill(victim)
+    end = run.end()
+    assert until_gone(pids) == []
+    assert end.outcome == "lost"
+    assert "torchrun was killed by SIGKILL before its ranks had finished" in end.reason
+
+
 @pytest.mark.parametrize("victim", ["agent0", "agent1", "guard", "rank3"])
 def test_nothing_survives_on_several_instances(start, protocol, victim):
     run = start(HIDING, protocol=protocol, instance_count=2)

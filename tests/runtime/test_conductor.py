@@ -116,6 +116,26 @@ def test_a_run_from_beginning_to_end(nnodes, nproc):
     assert run.conductor.next_at() is None
 
 
+def test_ranks_that_are_held_begin_when_all_have_connected():
+    orders = []
+    conductor = Conductor(
+        nnodes=2,
+        nproc=1,
+        timeout=None,
+        start_timeout=60,
+        interrupt_grace=30,
+        order=orders.append,
+        now=0.0,
+        hold=True,
+    )
+    for node in range(2):
+        conductor.report({"op": "joined", "node": node}, 1.0)
+    conductor.report({"op": "connected", "rank": 0}, 2.0)
+    assert [order["op"] for order in orders] == ["launch"]
+    conductor.report({"op": "connected", "rank": 1}, 3.0)
+    assert [order["op"] for order in orders] == ["launch", "begin"]
+
+
 def test_nothing_starts_before_all_agents_are_there():
     run = Run(3)
     run.say("joined", node=2)
