@@ -40,11 +40,13 @@ class Payload:
         names: The variables.
         nbytes: Size of the file that `write` makes.
         report: What goes and how big.
+        mentions: Modules that it needs, and names in its code.
     """
 
     names: tuple[str, ...]
     nbytes: int
     report: CaptureReport
+    mentions: frozenset[str]
     content: container.Container = field(repr=False)
 
     def write(self, path: str | os.PathLike[str]) -> int:
@@ -107,7 +109,9 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
     announcement = report.announcement()
     if announcement is not None:
         report = CaptureReport(items, (announcement, *report.notes), total, report.sources)
-    return Payload(tuple(names), total, report, content)
+    used = (modules.used_by(sys.modules[name]) for name in helpers)
+    mentions = frozenset(pickler.mentions.union(pickler.modules, *used))
+    return Payload(tuple(names), total, report, mentions, content)
 
 
 def _read_names(program: Program, namespace: dict[str, Any]) -> list[str]:

@@ -68,10 +68,32 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not is_launcher_variable(name)}
 
 
+_READ_EARLY: Final = re.compile(
+    r"(PYTHON|LD_|OMP|GOMP|GOTO|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|CUDA|NVIDIA|NCCL|GLOO|TORCH|PYTORCH|USE_|LC_|LANG|TZ"
+    r"|HOME|MALLOC_|GLIBC|LOGLEVEL|TMPDIR|VIRTUAL_ENV|CONDA)"
+)
+
+
+RANKS_HERE: Final = frozenset({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})
+"""How many ranks an mpirun has on a host: MKL, and by it torch, takes its number of threads from that when loaded."""
+
+
+def read_early(name: str) -> bool:
+    """Tell whether an environment variable is one that is read at a process's start or while torch is imported."""
+    return name in RANKS_HERE or (_READ_EARLY.match(name) is not None and not is_launcher_variable(name))
+
+
 _READ_AT_IMPORT: Final = re.compile(r"\b(?:OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|TORCH|PYTORCH)_[A-Z0-9_]+")
 
 
-def why_exec(
+_NEEDS_TORCH: Final = re.compile(
+    r"\b(?:torch|lightning|pytorch_lightning|transformers|accelerate|deepspeed|diffusers|peft|trl|timm|fastai|monai"
+    r"|sentence_transformers)"
+)
+"""Beginnings of the names of packages that import torch."""
+
+
+def why_exec(  # noqa: PLR0913 - the facts that count
     *,
     protocol: str = "torchrun",
     fork: bool = True,
@@ -81,6 +103,8 @@ def why_exec(
     threads: int = 1,
     cuda: bool = False,
     shadowed: str = "",
+    torch: bool = True,
+    warm: bool = False,
 ) -> str:
     """Return why each rank is a program that imports torch by itself, or "" where ranks are forked after one import.
 
@@ -89,16 +113,23 @@ def why_exec(
         fork: What the user allows.
         platform: As ``sys.platform``.
         gpus: The device nodes of GPUs.
-        text: The code that the ranks run.
+        text: The code that the ranks run, and what its variables mention.
         threads: How many threads the process has that would be forked.
         cuda: Whether CUDA is initialised in it.
         shadowed: A module of which it has another one than the rank's module path would give.
+        torch: Whether there is a torch that could be imported.
+        warm: Whether it has been imported already, in a process that waits for this run. Ranks of mpirun that do
+            not need it would else have to wait for it.
     """
     named = _READ_AT_IMPORT.search(text)
     reasons = (
-        (protocol != "torchrun", f"{protocol} starts every rank as a program"),
         (not fork, "--no-fork was given"),
         (platform != "linux", "forking is safe on Linux only"),
+        (not torch, "this Python has no torch"),
+        (
+            protocol == "mpirun" and not warm and not _NEEDS_TORCH.search(text),
+            "neither the cell nor its variables name torch",
+        ),
         (gpus, f"this machine has a GPU ({', '.join(gpus)}), and forking has not been tested with CUDA"),
         (named, f"the cell names {named and named[0]}, which is read when torch is imported"),
         (threads != 1, f"importing torch started {threads - 1} threads"),

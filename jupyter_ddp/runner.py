@@ -116,7 +116,7 @@ def run_program(
     config = backend.resolve(config)
     ip = ip or _shell()
     publisher = NotebookPublisher() if _has_kernel(ip) else TerminalPublisher()
-    program = replace(program, magic=_masked(program.magic, config))
+    program = replace(program, magic=_masked(program.magic, config), mentions=payload.mentions)
     rundir = (store or RunStore(SETTINGS.run_root)).create()
     with InterruptFlag() as flag:
         try:

@@ -18,6 +18,7 @@ from jupyter_ddp.launchers import (
     mpi_flavour,
     mpirun_command,
     rank_environment,
+    read_early,
     session_environment,
     torchrun_command,
     why_exec,
@@ -49,7 +50,11 @@ def says(path: str) -> str:
     ("facts", "words"),
     [
         ({}, ""),
-        ({"protocol": "mpirun"}, "mpirun starts every rank as a program"),
+        ({"protocol": "mpirun", "text": "import numpy"}, "neither the cell nor its variables name torch"),
+        ({"protocol": "mpirun", "text": "import numpy", "warm": True}, ""),
+        ({"protocol": "mpirun", "text": "from torch.nn import Linear"}, ""),
+        ({"protocol": "mpirun", "text": "trainer = transformers.Trainer(model)"}, ""),
+        ({"torch": False}, "this Python has no torch"),
         ({"fork": False}, "--no-fork was given"),
         ({"platform": "darwin"}, "on Linux only"),
         ({"gpus": ["/dev/nvidia0", "/dev/nvidia1"]}, "has a GPU (/dev/nvidia0, /dev/nvidia1)"),
@@ -74,6 +79,24 @@ def test_why_ranks_are_not_forked(facts, words):
 )
 def test_code_that_sets_what_is_read_at_the_import_gets_an_import(text, name):
     assert (f"names {name}," in why_exec(text=text)) == bool(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "early"),
+    [
+        ("OMP_NUM_THREADS", True),
+        ("LD_LIBRARY_PATH", True),
+        ("PYTHONHASHSEED", True),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", True),
+        ("MPI_LOCALNRANKS", True),
+        ("OMPI_COMM_WORLD_RANK", False),
+        ("TORCHELASTIC_RUN_ID", False),
+        ("MY_OMP_NUM_THREADS", False),
+        ("RANK", False),
+    ],
+)
+def test_what_is_read_before_a_cell_runs(name, early):
+    assert read_early(name) == early
 
 
 # torchrun

@@ -244,7 +244,7 @@ def test_a_dry_run_says_what_would_happen(shell, runs, capsys, tmp_path):
     assert "rate" in text
     assert "torch.distributed.run" in text
     assert (
-        "ranks are forked after one import of torch" in text or "every rank imports torch by itself" in text
+        "ranks are forked after one import of torch" in text or "every rank is a program of its own" in text
     )
     assert text.endswith("Dry run: nothing was started.\n")
     assert "s3cret" not in text
@@ -252,11 +252,14 @@ def test_a_dry_run_says_what_would_happen(shell, runs, capsys, tmp_path):
 
 def test_a_dry_run_says_why_ranks_are_not_forked(shell, capsys):
     run(shell, "%%distributed --no-fork --dry-run\npass")
-    assert "every rank imports torch by itself: --no-fork was given" in capsys.readouterr().out
+    assert "every rank is a program of its own: --no-fork was given" in capsys.readouterr().out
     run(shell, "%%distributed --dry-run\nimport os\nos.environ['OMP_NUM_THREADS'] = '4'")
-    assert "every rank imports torch by itself" in capsys.readouterr().out
+    assert "every rank is a program of its own" in capsys.readouterr().out
     run(shell, "%%distributed --protocol mpirun --dry-run\npass")
-    assert "imports torch by itself" not in capsys.readouterr().out
+    assert "a program of its own: neither the cell nor its variables name torch" in capsys.readouterr().out
+    shell.user_ns["helper"] = eval("lambda: torch.ones(3)", shell.user_ns)
+    run(shell, "%%distributed --protocol mpirun --dry-run\nhelper()")
+    assert "a program of its own: neither" not in capsys.readouterr().out
 
 
 # Values from elsewhere
@@ -469,7 +472,7 @@ def test_doctor_looks_at_this_machine(shell, capsys, tmp_path, monkeypatch):
     assert str(tmp_path / "runs") in text
     assert "OMPI_COMM_WORLD_SIZE" in text
     assert (
-        "ranks are forked after one import of torch" in text or "every rank imports torch by itself" in text
+        "ranks are forked after one import of torch" in text or "every rank is a program of its own" in text
     )
     assert text.splitlines()[-1].startswith(("Runs can start", "A run would not start"))
     assert not (tmp_path / "runs").exists()

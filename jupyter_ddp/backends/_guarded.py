@@ -47,7 +47,7 @@ class LocalJob:
         log = os.open(rundir.path / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not spec["why_exec"]:
-                job._guard = WARM.take(spec["env"], rundir.path, [write, log, *keep])
+                job._guard = WARM.take(spec["env"] | spec["early_env"], rundir.path, [write, log, *keep])
             job._guard = job._guard or subprocess.Popen(
                 [
                     sys.executable,

@@ -9,11 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from jupyter_ddp.launchers import clean_environment, mpi_flavour
+from jupyter_ddp.launchers import (
+    RANKS_HERE,
+    clean_environment,
+    mpi_flavour,
+    mpirun_command,
+    read_early,
+    session_environment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,6 +104,31 @@ def find_mpirun() -> tuple[str, str | None, str] | None:
     return found, mpi_flavour(text), _one_line(text)
 
 
+def early_environment(env: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Return what mpirun gives each of `ranks` ranks, beside `env`, of what a process reads early (`read_early`).
+
+    mpirun itself tells: it runs ``env``, for some hundredths of a second. {} if it does not tell.
+    """
+    path, flavour, _ = find_mpirun() or ("", None, "")
+    if flavour is None:
+        return {}
+    early = tuple(sorted((name, value) for name, value in env.items() if read_early(name)))
+    changes = dict(_changes(path, Path(path).stat().st_mtime_ns, flavour, early))
+    return {name: str(ranks) if name in RANKS_HERE else value for name, value in changes.items()}
+
+
+@functools.cache
+def _changes(
+    mpirun: str, _changed_at: int, flavour: str, early: tuple[tuple[str, str], ...]
+) -> frozenset[tuple[str, str]]:
+    command = mpirun_command(mpirun, flavour, hosts=[("localhost", 1)], program=["env", "-0"])
+    with tempfile.TemporaryDirectory(dir=short_directory()) as directory:
+        kept = {name: value for name, value in clean_environment(os.environ).items() if not read_early(name)}
+        text = _output(*command, env=kept | session_environment(flavour, directory) | dict(early))
+    found = (line.partition("=") for line in text.split("\0"))
+    return frozenset((name, value) for name, _, value in found if read_early(name)) - set(early)
+
+
 def _one_line(text: str) -> str:
     """Return the first line; one that ends with a colon (MPICH's) says nothing without the second."""
     first, *rest = text.strip().splitlines() or [""]
@@ -107,7 +140,7 @@ def _version_text(mpirun: str, _changed_at: int) -> str:
     return _output(mpirun, "--version")
 
 
-def _output(program: str, *arguments: str) -> str:
+def _output(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> str:
     if shutil.which(program) is None:
         return ""
     try:
@@ -119,7 +152,7 @@ def _output(program: str, *arguments: str) -> str:
             check=False,
             timeout=_TIMEOUT,
             stdin=subprocess.DEVNULL,
-            env=clean_environment(os.environ),
+            env=clean_environment(os.environ) if env is None else env,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

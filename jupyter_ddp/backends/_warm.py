@@ -16,17 +16,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from jupyter_ddp.launchers import read_early
 from jupyter_ddp.runtime.wire import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _TAKEN_LIMIT: Final = 2.0
-_READ_EARLY: Final = re.compile(
-    r"(PYTHON|LD_|OMP|GOMP|GOTO|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|CUDA|NVIDIA|NCCL|GLOO|TORCH|PYTORCH|USE_|LC_|LANG|TZ"
-    r"|HOME|MALLOC_|GLIBC|LOGLEVEL|TMPDIR|VIRTUAL_ENV|CONDA)"
-)
-"""Beginnings of the names of variables that are read at a process's start or while torch is imported."""
 
 
 class Warm:
@@ -102,6 +98,10 @@ class Warm:
         guard.stdin = os.fdopen(line.detach(), "wb")
         return guard
 
+    def ready(self, env: Mapping[str, str]) -> bool:
+        """Tell whether one waits that a run with this environment would be given."""
+        return self._lives() and self._mark == _mark(env)
+
     def drop(self) -> None:
         """Let go of the one that waits: it ends."""
         if self._line is not None:
@@ -113,9 +113,7 @@ class Warm:
     def _remember(self, env: Mapping[str, str]) -> None:
         """Keep an environment for the next one, without what only that run was given: it may be a secret."""
         self._env = {
-            name: value
-            for name, value in env.items()
-            if os.environ.get(name) == value or _READ_EARLY.match(name)
+            name: value for name, value in env.items() if os.environ.get(name) == value or read_early(name)
         }
 
     def _lives(self) -> bool:
@@ -131,7 +129,7 @@ def _mark(env: Mapping[str, str]) -> object:
     """Return what must be the same for a process that has been started earlier to be as one that is started now."""
     return (
         sys.executable,
-        sorted((name, value) for name, value in env.items() if _READ_EARLY.match(name)),
+        sorted((name, value) for name, value in env.items() if read_early(name)),
         _installed(),
         _inherited(),
     )

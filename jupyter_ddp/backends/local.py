@@ -42,8 +42,7 @@ class LocalBackend:
         if sys.platform == "win32":
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
-        if config.protocol == "torchrun":
-            problems.append(Problem("ok", self._how_ranks_start(config)))
+        problems.append(Problem("ok", self._how_ranks_start(config)))
         problems += self._check_options(config)
         try:
             self.resolve(config)
@@ -144,8 +143,7 @@ class LocalBackend:
         ]
         names = sorted(config.env)
         env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
-        how = [self._how_ranks_start(config, program)] if config.protocol == "torchrun" else []
-        return "\n".join([*lines, *how, *env])
+        return "\n".join([*lines, self._how_ranks_start(config, program), *env])
 
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
         """Start the guard, which starts the agents, which start the launcher, which starts the ranks."""
@@ -169,14 +167,26 @@ class LocalBackend:
             return job
 
     def why_not_forked(self, config: LaunchConfig, program: Program | None = None) -> str:
-        """Return why the ranks of a run are not forked, or "". What only the zygote can know, it says itself."""
+        """Return why the ranks of a run are not forked, or "". What only the zygote can know, it says itself.
+
+        Without a program it is about one that uses torch.
+        """
+        names = "\n".join([program.source, *program.mentions]) if program else "torch"
         return why_exec(
             protocol=config.protocol,
             fork=config.fork,
             platform=sys.platform,
             gpus=_machine.gpu_nodes(),
-            text=f"{config.setup}\n{program.source}" if program else config.setup,
+            text=f"{config.setup}\n{names}",
+            torch=_machine.torch_version() is not None,
+            warm=config.protocol == "mpirun" and WARM.enabled and self._waits(config),
         )
+
+    def _waits(self, config: LaunchConfig) -> bool:
+        """Tell whether a process is ready that could fork the ranks of this mpirun."""
+        env = _ranks_environment(config)[0]
+        ranks = config.instance_count * int(config.nproc_per_node)
+        return WARM.ready(env | _machine.early_environment(env, ranks))
 
     def keep_warm(self, *, on: bool) -> None:
         """Keep a guard and a zygote ready for the next run, or let go of them; none where ranks are not forked."""
@@ -189,8 +199,9 @@ class LocalBackend:
 
     def _how_ranks_start(self, config: LaunchConfig, program: Program | None = None) -> str:
         if reason := self.why_not_forked(config, program):
-            return f"every rank imports torch by itself: {reason}"
-        return "ranks are forked after one import of torch"
+            return f"every rank is a program of its own: {reason}"
+        which = "" if program or config.protocol == "torchrun" else " of a cell that names torch"
+        return f"ranks{which} are forked after one import of torch"
 
     def attach(self, rundir: RunDirectory) -> LocalJob:
         """Return the job of a run that another process of this user started on this machine."""
@@ -205,10 +216,12 @@ class LocalBackend:
         ports: list[int],
     ) -> dict[str, Any]:
         nproc = int(config.nproc_per_node)
+        ranks = config.instance_count * nproc
         env, python_path = self._environment(config, rundir)
         mpirun, flavour, _ = (
             (_machine.find_mpirun() or (None, None, "")) if config.protocol == "mpirun" else (None, None, "")
         )
+        why_not = self.why_not_forked(config, program)
         facts = rundir.facts()
         return {
             "version": PROTOCOL_VERSION,
@@ -217,12 +230,13 @@ class LocalBackend:
             "protocol": config.protocol,
             "nnodes": config.instance_count,
             "nproc": nproc,
-            "world_size": config.instance_count * nproc,
+            "world_size": ranks,
             "master_addr": MASTER_ADDR,
             "master_ports": ports,
             "python": sys.executable,
-            "why_exec": self.why_not_forked(config, program),
+            "why_exec": why_not,
             "env": env,
+            "early_env": _machine.early_environment(env, ranks) if mpirun and not why_not else {},
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
             "mpi": flavour,

@@ -28,6 +28,7 @@ class Program:
         empty: Nothing but blank lines and comments.
         warnings: Sentences about what will not work on ranks as it does in a notebook.
         returns: Its last value is what a function gives back, not only something to look at.
+        mentions: What its variables mention, once they are known: modules that they need, names in their code.
     """
 
     source: str
@@ -37,6 +38,7 @@ class Program:
     empty: bool = False
     warnings: tuple[str, ...] = ()
     returns: bool = False
+    mentions: frozenset[str] = frozenset()
 
 
 def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: ANN401 - an InteractiveShell

@@ -141,7 +141,7 @@ FLAGS: Final = (
         ("--no-fork",),
         "fork",
         None,
-        "torchrun starts every rank as a program that imports torch by itself",
+        "every rank is a program of its own, which imports torch by itself",
         "ranks are forked after one import, where that is safe",
     ),
     Flag(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from IPython.core import magic_arguments
@@ -233,7 +234,7 @@ def _plan(config: LaunchConfig, origins: dict[str, str], program: Program, paylo
         [
             effective_line(config, origins),
             payload.report.text(),
-            backend.plan(config, program),
+            backend.plan(config, replace(program, mentions=payload.mentions)),
             *notes,
             *findings,
             "Dry run: nothing was started.",

@@ -106,7 +106,11 @@ class Agent:
         self._log.add(RunEvent, phase="starting", detail={"pid": os.getpid()})
         self._up(op="joined", node=self._node)
         while not self._leaving:
-            for key, mask in self._selector.select(self._patience()):
+            ready = self._selector.select(self._patience())
+            self._report_launcher(
+                self._launcher.watch_nurse()
+            )  # before what is said of ranks that died with it
+            for key, mask in ready:
                 key.data(mask)
             if self._orphan:
                 self._end_with_owner()
@@ -303,17 +307,17 @@ class Agent:
     # ends
 
     def _watch_launcher(self) -> None:
-        ended = self._launcher.watch()
-        if self._released or self._ranks.ending:
-            return
-        if ended:
-            self._up(op="launcher", node=self._node, **ended)
-        elif self._launcher.refused:
+        self._report_launcher(self._launcher.watch())
+        if self._launcher.refused and not (self._released or self._ranks.ending):
             error = self._launcher.fall_back()
             if error:
                 self._up(op="launcher", node=self._node, text=error)
             else:
                 self._tell_launch()
+
+    def _report_launcher(self, ended: dict[str, Any] | None) -> None:
+        if ended and not (self._released or self._ranks.ending):
+            self._up(op="launcher", node=self._node, **ended)
 
     def _end_leftovers(self, *, tell: bool) -> None:
         """End what ranks left running, and say what it was; what is just about to end gets the time to do so."""

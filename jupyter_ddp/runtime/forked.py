@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import multiprocessing.context
 import multiprocessing.process
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -19,11 +21,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from jupyter_ddp.launchers import WORKER
-from jupyter_ddp.runtime import pools, worker
+from jupyter_ddp.runtime import pools, stub, worker
 from jupyter_ddp.runtime.process import outlive_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 _NAME: Final = "/proc/self/comm"
 _ADDED: Final = "LC_CTYPE"
@@ -57,14 +59,14 @@ class Fresh:
         mask = frozenset(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
         return cls(handlers, mask, name, {_ADDED: os.environ[_ADDED]} if _ADDED in os.environ else {})
 
-    def restore(self) -> None:
-        """Give this process the same signal handlers, mask and name."""
+    def restore(self, blocked: Collection[int] = ()) -> None:
+        """Give this process the same signal handlers, mask (and `blocked`) and name."""
         faulthandler.disable()
         signal.set_wakeup_fd(-1)
         for number, handler in self.handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask | set(blocked))
         with open(_NAME, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(self.name)
 
@@ -82,7 +84,7 @@ def be_worker(fresh: Fresh) -> None:
     close_descriptors(only=("socket:", "anon_inode:"))  # torchrun's store; its pipes to this process stay
     me = os.getpid()
     try:
-        code = worker.main(partial(be_rank, _descriptors()))
+        code = worker.main(partial(_be_rank, _descriptors()))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:  # noqa: BLE001 - as Python does at the end of a program
@@ -94,7 +96,7 @@ def be_worker(fresh: Fresh) -> None:
         os._exit(code)
 
 
-def be_rank(before: Mapping[int, str]) -> None:
+def _be_rank(before: Mapping[int, str]) -> None:
     """Undo, in a rank that is not executed, what the zygote and torchrun have left in it.
 
     Args:
@@ -104,10 +106,56 @@ def be_rank(before: Mapping[int, str]) -> None:
     close_descriptors(
         spare={number for number, target in _descriptors().items() if before.get(number) != target}
     )
+    become_program([sys.executable, "-u", "-m", WORKER])
+
+
+def be_nursed(fresh: Fresh, nurse: int, request: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """Be the rank that a stub has asked a nurse for; signals of `stub.FORWARDED` are blocked.
+
+    Args:
+        fresh: What the zygote had when it was new.
+        nurse: The process that has forked this one.
+        request: What `child.ask_nurse` sends.
+        descriptors: Those that came with it.
+    """
+    code = 1
+    try:
+        fresh.restore(stub.FORWARDED)
+        _place_descriptors(descriptors, request["descriptors"])
+        os.umask(request["umask"])
+        for number, limits in request["limits"]:
+            if resource.getrlimit(number) != tuple(limits):
+                resource.setrlimit(number, tuple(limits))
+        os.sched_setaffinity(0, request["cores"])
+        os.chdir(request["cwd"])
+        fresh.enter(request["env"])
+        become_program(request["orig_argv"])
+        code = worker.be_rank(request["path"], request["rank"], request["local_rank"], nurse)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - as Python does at the end of a program
+        sys.excepthook(*sys.exc_info())
+    end(code)
+
+
+def _place_descriptors(have: Sequence[int], want: Sequence[int]) -> None:
+    """Give the descriptors `have` the numbers `want`, and close all others."""
+    above = max([*have, *want, 2]) + 1
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, above) for number in have]
+    for here, there in zip(moved, want, strict=True):
+        os.dup2(here, there)
+    for number in _descriptors():
+        if number not in want:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(number)
+
+
+def become_program(arguments: list[str]) -> None:
+    """Undo what a process has that was forked and not executed with these arguments."""
     _be_main_process()
     _reseed()
     pools.resize(os.environ)
-    sys.orig_argv[:] = [sys.executable, "-u", "-m", WORKER]
+    sys.orig_argv[:] = arguments
 
 
 def close_descriptors(only: tuple[str, ...] = ("",), spare: Collection[int] = ()) -> None:

@@ -27,6 +27,7 @@ from jupyter_ddp.runtime.process import (
     die_with_parent,
     is_alive,
     kill_all,
+    news_of_children,
     raise_file_limit,
     reap,
 )
@@ -54,7 +55,8 @@ def main(arguments: list[str]) -> None:
         # First of all: it is the slowest, and nothing of the run is there yet that it could inherit.
         asks = None
         if spec.get("why_exec") == "":
-            asks = zygote.start(spec["python"], spec["env"], spec["run_id"], run_dir, run_dir / "zygote.log")
+            env = spec["env"] | spec["early_env"]
+            asks = zygote.start(spec["python"], env, spec["run_id"], run_dir, run_dir / "zygote.log")
     _guard(spec, run_dir, owner, asks)
 
 
@@ -122,12 +124,8 @@ def _start_agent(
 def _watch(run_id: str, agents: dict[int, int], owner: int, hold: int) -> None:
     """Return when all agents have ended, or when their time is up."""
     selector = selectors.DefaultSelector()
-    wake_read, wake_write = os.pipe()
-    for descriptor in (wake_read, wake_write):
-        os.set_blocking(descriptor, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    selector.register(wake_read, selectors.EVENT_READ)
+    news = news_of_children()
+    selector.register(news, selectors.EVENT_READ)
     selector.register(0, selectors.EVENT_READ)
     with contextlib.suppress(OSError, AttributeError):  # Linux
         selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
@@ -136,8 +134,8 @@ def _watch(run_id: str, agents: dict[int, int], owner: int, hold: int) -> None:
     while living:
         wait = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         for key, _ in selector.select(wait):
-            if key.fd == wake_read:
-                os.read(wake_read, 4096)
+            if key.fd == news:
+                os.read(news, 4096)
                 continue
             selector.unregister(key.fd)  # the pipe's end of file, or the owner's end
             deadline = deadline or _let_go(hold)

@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.launchers import WORKER, mpirun_command, session_environment, torchrun_command
-from jupyter_ddp.runtime.forking import ForkedLauncher
+from jupyter_ddp.runtime.forking import ForkedLauncher, RankNurse
 from jupyter_ddp.runtime.process import MARKER, become_plain, reap
 from jupyter_ddp.runtime.record import read_text
+from jupyter_ddp.runtime.worker import MASTER, NPROC, NURSERY, SOCKETS
 from jupyter_ddp.words import signal_name
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES: Final = 12
+LOST: Final = "the process from which the ranks were forked was killed, and they with it"
 _PORT_TAKEN: Final = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MPI_ABORT: Final = re.compile(
     r"MPI_ABORT was invoked on rank (?P<openmpi>\d+)[\s\S]{,400}?[Ee]rrorcode:? (?P<code>-?\d+)"
@@ -40,13 +42,13 @@ class Launcher:
         spec: What to run, see `Agent`.
         node: The instance's number.
         run_dir: The run directory.
-        zygote: Where a torchrun that is forked can be asked for; None starts it as a program.
-        selector: What wakes the agent when that torchrun starts or ends.
+        zygote: Where a forked torchrun, or forked ranks for mpirun, can be asked for; None has all started as programs.
+        selector: What wakes the agent when there is news of those.
 
     Attributes:
         command: The command line, [] where another instance's mpirun serves this one.
         pid: The process, None before the start and after the end.
-        why_exec: Why it was not forked, or "" while it is.
+        why_exec: Why no rank is forked, or "" while they are.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Launcher:
         self._try = 0
         self._zygote = zygote
         self._selector = selector
-        self._forked: ForkedLauncher | None = None
+        self._forked: ForkedLauncher | RankNurse | None = None
         self.command: list[str] = []
         self.pid: int | None = None
         self.why_exec = "" if zygote else spec.get("why_exec") or "there is no zygote"
@@ -88,24 +90,27 @@ class Launcher:
             return None
         log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
+            env = self._environment(port)
             if self._zygote is None or self._selector is None:
-                return self._execute(log)
-            request = {
-                "arguments": self.command[3:],  # without python -m torch.distributed.run
-                "env": self._environment(port),
-                "cwd": str(self._run_dir),
-                "sys_path": self._spec["cell"]["sys_path"],
-            }
-            self._forked = ForkedLauncher(self._zygote, self._selector, request, log)
+                return self._execute(env, log)
+            request = {"env": env, "sys_path": self._spec["cell"]["sys_path"]}
+            if self._spec["protocol"] == "torchrun":
+                request["arguments"] = self.command[3:]  # without python -m torch.distributed.run
+                request["cwd"] = str(self._run_dir)
+                self._forked = ForkedLauncher(self._zygote, self._selector, request, log)
+                return None
+            request["env"] = env | self._spec["early_env"]
+            path = f"{os.path.dirname(self._spec['sockets'][0])}/nurse{attempt}"
+            self._forked = RankNurse(self._zygote, self._selector, request, path)
+            return self._execute({**env, NURSERY: path}, log)
         finally:
             os.close(log)
-        return None
 
-    def _execute(self, log: int) -> str | None:
+    def _execute(self, env: dict[str, str], log: int) -> str | None:
         try:
             process = subprocess.Popen(
                 self.command,
-                env=self._environment(self._spec["master_ports"][self._try]),
+                env=env,
                 cwd=self._run_dir,  # no file of the user's there can shadow a module of the launcher
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -121,20 +126,20 @@ class Launcher:
 
     @property
     def refused(self) -> bool:
-        """Whether it was to be forked and could not be: then `fall_back`."""
-        return self._forked is not None and bool(self._forked.refusal)
+        """Whether something was to be forked and could not be: then `fall_back`."""
+        return self._zygote is not None and self._forked is not None and bool(self._forked.refusal)
 
     def fall_back(self) -> str | None:
-        """Start it as a program instead; return a sentence if that fails too."""
+        """Start torchrun as a program instead; ranks of mpirun see to it themselves. Return a sentence if it fails."""
+        self._zygote = None
         if self._forked is not None:
             self.why_exec = self._forked.refusal
-        self._zygote = None
-        return self.start(self._try)
+        return self.start(self._try) if isinstance(self._forked, ForkedLauncher) else None
 
     def watch(self) -> dict[str, Any] | None:
         """Collect children that have ended; return the facts of the launcher's end once, when it comes."""
         ended = reap()
-        if self._forked is not None:
+        if isinstance(self._forked, ForkedLauncher):
             code = self._watch_forked(self._forked)
         else:
             code = ended.get(self.pid) if self.pid is not None else None
@@ -148,6 +153,17 @@ class Launcher:
             "text": self._explain(code, text),
         }
 
+    def watch_nurse(self) -> dict[str, Any] | None:
+        """Return the facts of the end of a nurse of ranks once, when it has died and its ranks with it."""
+        nurse = self._forked
+        if not isinstance(nurse, RankNurse):
+            return None
+        nurse.poll()
+        if not nurse.lost:
+            return None
+        self._forked = None
+        return {"try": self._try, "port_taken": False, "text": LOST}
+
     def _watch_forked(self, forked: ForkedLauncher) -> int | None:
         """Return the exit code of a forked launcher once, when it has ended."""
         forked.poll()
@@ -156,10 +172,10 @@ class Launcher:
 
     def _end(self) -> None:
         """End a launcher that still runs, and what was not started by it yet."""
-        if self._forked is not None:
-            self._forked.end()
-            self._forked = None
-        elif self.pid is not None:
+        forked, self._forked = self._forked, None
+        if forked is not None:
+            forked.end()
+        if self.pid is not None and not isinstance(forked, ForkedLauncher):
             with contextlib.suppress(OSError):  # it may have just been collected
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
@@ -197,9 +213,9 @@ class Launcher:
         else:
             env = session_environment(spec["mpi"], os.path.dirname(spec["sockets"][0])) | env
         env[MARKER] = spec["run_id"]
-        env["JUPYTER_DDP_SOCKETS"] = os.pathsep.join(spec["sockets"])
-        env["JUPYTER_DDP_NPROC"] = str(spec["nproc"])
-        env["JUPYTER_DDP_MASTER"] = f"{spec['master_addr']}:{port}"
+        env[SOCKETS] = os.pathsep.join(spec["sockets"])
+        env[NPROC] = str(spec["nproc"])
+        env[MASTER] = f"{spec['master_addr']}:{port}"
         return env
 
     def _explain(self, code: int, text: str) -> str:

@@ -1,7 +1,8 @@
-"""The nurse: the process between the zygote and an instance's torchrun; for torchrun it is what an agent is otherwise.
+"""The nurse: the process between the zygote and an instance's torchrun, or the ranks that mpirun has asked for.
 
-It forks torchrun, tells the agent its pid and its end, is the parent of what ranks leave behind, and takes
-everything below it along when the agent lets go, and when agent or zygote die. torchrun dies with it.
+It forks torchrun, tells the agent its pid and its end; or it is a `nursery`. It is the parent of what ranks leave
+behind, and takes everything below it along when the agent lets go, and when agent or zygote die. What it has forked
+dies with it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from jupyter_ddp.launchers import why_exec
+from jupyter_ddp.runtime import nursery
 from jupyter_ddp.runtime.forked import Fresh, be_worker, close_descriptors
-from jupyter_ddp.runtime.process import become_subreaper, die_with_parent, kill_below, reap
+from jupyter_ddp.runtime.process import (
+    become_subreaper,
+    die_with_parent,
+    kill_below,
+    news_of_children,
+    reap,
+)
 from jupyter_ddp.runtime.wire import Decoder, pack
 
 if TYPE_CHECKING:
@@ -43,15 +51,22 @@ class State:
     cuda: bool
 
 
-def serve(channel: socket.socket, log: int, zygote: int, state: State) -> NoReturn:
-    """Fork the torchrun that the agent at the other end of `channel` asks for, and stay until it lets go."""
+def serve(channel: socket.socket, descriptor: int, zygote: int, state: State) -> NoReturn:
+    """Fork what the agent at the other end of `channel` asks for, and stay until it lets go.
+
+    Args:
+        channel: To the agent.
+        descriptor: torchrun's log; or where the stubs of mpirun's ranks connect.
+        zygote: This process's parent.
+        state: What the zygote knows of itself.
+    """
     try:
         signal.signal(signal.SIGTERM, lambda *_: _die(channel))
         die_with_parent(zygote, signal.SIGTERM)
         become_subreaper()
         request = _receive(channel)
         if request is not None:
-            _serve(channel, log, request, state)
+            _serve(channel, descriptor, request, state)
     except BaseException:  # noqa: BLE001 - the last stop of this process: told in the zygote's log
         sys.excepthook(*sys.exc_info())
     finally:
@@ -70,33 +85,39 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _serve(channel: socket.socket, log: int, request: dict[str, Any], state: State) -> None:
+def _serve(channel: socket.socket, descriptor: int, request: dict[str, Any], state: State) -> None:
     reason = why_exec(
         threads=state.threads, cuda=state.cuda, shadowed=shadowed(state.ahead, request["sys_path"])
     )
-    if reason or (reason := _semaphores_missing()):
+    for_torchrun = "arguments" in request
+    reason = reason or (_semaphores_missing() if for_torchrun else nursery.why_not())
+    if reason:
         channel.sendall(pack({"op": "refused", "reason": reason}))
-        return
+    elif for_torchrun:
+        _serve_torchrun(channel, descriptor, request, state.fresh)
+    else:
+        channel.sendall(pack({"op": "started", "pid": None, "nurse": os.getpid()}))
+        listener = socket.socket(fileno=descriptor)
+        nursery.Nursery(channel, listener, request["env"], state.fresh).serve()
+
+
+def _serve_torchrun(channel: socket.socket, log: int, request: dict[str, Any], fresh: Fresh) -> None:
     me = os.getpid()
     launcher = os.fork()
     if launcher == 0:
-        _be_launcher(me, log, request, state.fresh)
+        _be_launcher(me, log, request, fresh)
     os.close(log)
     channel.sendall(pack({"op": "started", "pid": launcher, "nurse": me}))
-    wake_read, wake_write = os.pipe()
-    for end in (wake_read, wake_write):
-        os.set_blocking(end, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    news = news_of_children()
     while True:
         ended = reap()
         if launcher in ended:
             channel.sendall(pack({"op": "ended", "code": ended[launcher]}))
             continue
-        watched: list[Any] = [channel, wake_read]
+        watched: list[Any] = [channel, news]
         ready = select.select(watched, [], [])[0]
-        if wake_read in ready:
-            os.read(wake_read, 4096)
+        if news in ready:
+            os.read(news, 4096)
         if channel in ready:
             return  # there is nothing more that an agent says: it has gone
 

@@ -22,6 +22,8 @@ from typing import Final
 MARKER: Final = "JUPYTER_DDP_RUN"
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_THREADS: Final = 17
+"""Where ``/proc/<pid>/stat`` has the number of threads, counted from the state."""
 _LINUX: Final = sys.platform == "linux"
 
 
@@ -102,19 +104,29 @@ def _proc_table(run_id: str) -> dict[int, Process]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                stat = file.read()
-            start, end = stat.index(b"(") + 1, stat.rindex(b")")
-            state, ppid = stat[end + 2 :].split(None, 2)[:2]
-            if state in b"ZX":
-                continue
-            marked = bool(run_id) and _has_marker(entry, marker)
-        except (OSError, ValueError):
-            continue
         pid = int(entry)
-        found[pid] = Process(pid, int(ppid), stat[start:end].decode(errors="replace"), marked)
+        if (stat := _stat(pid)) is not None:
+            name, ppid = stat
+            found[pid] = Process(pid, ppid, name, marked=bool(run_id) and _has_marker(entry, marker))
     return found
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """Return a living process's name and parent.
+
+    One whose main thread has ended looks like a zombie, but lives, and keeps its children, while another thread does.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+        start, end = stat.index(b"(") + 1, stat.rindex(b")")
+        fields = stat[end + 2 :].split()
+        state, ppid, threads = fields[0], int(fields[1]), int(fields[_THREADS])
+    except (OSError, ValueError, IndexError):
+        return None
+    if state == b"X" or (state == b"Z" and threads <= 1):
+        return None
+    return stat[start:end].decode(errors="replace"), ppid
 
 
 def _has_marker(pid: str, marker: bytes) -> bool:
@@ -174,22 +186,38 @@ def kill_all(run_id: str, root: int | None = None, *, collect: bool = True, limi
     root = os.getpid() if root is None else root
     names: set[str] = set()
     end = time.monotonic() + limit
-    while victims := of_run(run_id, root):
+    seen_none = False
+    while time.monotonic() < end:
+        victims = of_run(run_id, root)
+        if not victims and seen_none:
+            break
+        seen_none = (
+            not victims
+        )  # who lost its parent while the table was being read may not have been found below it
         for process in victims:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
                 names.add(process.name)
         if collect:
             reap()
-        if time.monotonic() > end:
-            break
-        time.sleep(0.003)
+        if victims:
+            time.sleep(0.003)
     return names
 
 
 def kill_below() -> None:
     """SIGKILL every process below this one until none is left."""
     kill_all("")
+
+
+def news_of_children() -> int:
+    """Return a descriptor that is readable when a child of this process has ended, or any signal has come."""
+    read, write = os.pipe()
+    for end in (read, write):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return read
 
 
 def reap() -> dict[int, int]:
@@ -212,9 +240,4 @@ def is_alive(pid: int) -> bool:
         except OSError:
             return False
         return True
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return False
-    return stat[stat.rindex(b")") + 2 : stat.rindex(b")") + 3] not in b"ZX"
+    return _stat(pid) is not None

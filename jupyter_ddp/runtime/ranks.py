@@ -47,7 +47,7 @@ def holds_cells(spec: dict[str, Any]) -> bool:
     a lock of the C library that it has at the moment of the next fork (getnameinfo's was seen) stays locked for ever
     in that child. Ranks that have all been forked may do what they want.
     """
-    return spec.get("why_exec") == ""
+    return spec["protocol"] == "torchrun" and spec.get("why_exec") == ""
 
 
 class Ranks:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import socket
     from types import FrameType
 
+    from jupyter_ddp.runtime.child import Child
+
 FORWARDED: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -46,13 +48,12 @@ def unblock() -> None:
 
 
 class Stub:
-    """Watches over one child; see the module."""
+    """Watches over one rank; see the module."""
 
-    def __init__(self, sock: socket.socket, rank: int, child: int) -> None:
+    def __init__(self, sock: socket.socket, rank: int, child: Child) -> None:
         self._sock = sock
         self._rank = rank
         self._child = child
-        self._ended = False
         self._decoder = Decoder()
 
     def run(self) -> int:
@@ -69,10 +70,12 @@ class Stub:
         connected, released = True, False
         kill_at: float | None = None
         while status is None or (connected and not released):
-            if status is None and (status := self._reap()) is not None:
+            if status is None and (status := self._child.poll()) is not None:
                 connected = connected and self._report(status)
                 continue
             watched: list[Any] = [wake_read, self._sock] if connected else [wake_read]
+            if status is None and (news := self._child.fileno()) is not None:
+                watched.append(news)
             timeout = None if kill_at is None else max(0.0, kill_at - time.monotonic())
             ready = select.select(watched, [], [], timeout)[0]
             if wake_read in ready:
@@ -83,23 +86,13 @@ class Stub:
                 released = released or order
                 if not connected and status is None:
                     kill_at = time.monotonic() + ORPHAN_LIMIT
-            if kill_at is not None and time.monotonic() >= kill_at and not self._ended:
+            if kill_at is not None and time.monotonic() >= kill_at:
                 kill_at = None
-                os.kill(self._child, signal.SIGKILL)
+                self._child.signal(signal.SIGKILL)
         return status if status >= 0 else _SIGNAL_EXIT - status
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        if not self._ended:
-            with contextlib.suppress(OSError):
-                os.kill(self._child, number)
-
-    def _reap(self) -> int | None:
-        """Return the child's exit code, minus the signal's number when it was killed, or None while it runs."""
-        pid, status = os.waitpid(self._child, os.WNOHANG)
-        if not pid:
-            return None
-        self._ended = True
-        return os.waitstatus_to_exitcode(status)
+        self._child.signal(number)
 
     def _report(self, status: int) -> bool:
         frame: dict[str, Any] = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.launchers import rank_environment
 from jupyter_ddp.runtime import stub
+from jupyter_ddp.runtime.child import OwnChild, ask_nurse
 from jupyter_ddp.runtime.link import BELL_SUFFIX, ORPHAN_EXIT_CODE, Bell, connect
 from jupyter_ddp.runtime.wire import pack
 
@@ -23,17 +24,20 @@ if TYPE_CHECKING:
 SOCKETS: Final = "JUPYTER_DDP_SOCKETS"
 NPROC: Final = "JUPYTER_DDP_NPROC"
 MASTER: Final = "JUPYTER_DDP_MASTER"
+NURSERY: Final = "JUPYTER_DDP_NURSERY"
+"""Where a nurse listens that forks ranks, if there is one."""
 
 
 def main(prepare: Callable[[], None] | None = None) -> int:
-    """Connect, fork, and be the stub or the rank; return the process's exit code.
+    """Connect, fork or have a nurse fork, and be the stub or the rank; return the process's exit code.
 
-    `prepare` is what the rank does first.
+    `prepare` is what a rank does first that is forked here.
     """
     values = rank_environment(os.environ)
     rank, local_rank = int(values["RANK"]), int(values["LOCAL_RANK"])
     path = os.environ[SOCKETS].split(os.pathsep)[rank // int(os.environ[NPROC])]
-    for name in (SOCKETS, NPROC, MASTER):
+    nursery = os.environ.get(NURSERY)
+    for name in (SOCKETS, NPROC, MASTER, NURSERY):
         os.environ.pop(name, None)
     os.environ.update(values)
     try:
@@ -42,17 +46,27 @@ def main(prepare: Callable[[], None] | None = None) -> int:
     except OSError as error:
         print(f"rank {rank} cannot reach the agent of its run: {error}", file=sys.stderr)  # noqa: T201
         return ORPHAN_EXIT_CODE
+    if nursery and (nursed := ask_nurse(nursery, {"path": path, "rank": rank, "local_rank": local_rank})):
+        return stub.Stub(sock, rank, nursed).run()
     parent = os.getpid()
     child = stub.fork()
     if child:
-        return stub.Stub(sock, rank, child).run()
+        return stub.Stub(sock, rank, OwnChild(child)).run()
     sock.close()
     if prepare is not None:
         prepare()
-    return _be_rank(path, rank, local_rank, parent)
+    return be_rank(path, rank, local_rank, parent)
 
 
-def _be_rank(path: str, rank: int, local_rank: int, parent: int) -> int:
+def be_rank(path: str, rank: int, local_rank: int, parent: int) -> int:
+    """Be the rank; return the exit code.
+
+    Args:
+        path: The agent's socket.
+        rank: Its number.
+        local_rank: Its number on its instance.
+        parent: The process with which it dies.
+    """
     from jupyter_ddp.runtime.process import die_with_parent  # not in the stub
 
     die_with_parent(parent)

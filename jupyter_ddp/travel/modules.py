@@ -78,7 +78,7 @@ def collect(names: Iterable[str]) -> dict[str, ModuleSource]:
         module = sys.modules[name]
         found[name] = _source(module)
         parent = name.rpartition(".")[0]
-        related = {parent, *_used_by(module)} - {""}
+        related = {parent, *used_by(module)} - {""}
         for above in _namespace_packages(parent):
             found.setdefault(
                 above, ModuleSource("", str(Path(sys.modules[above].__path__[0], "__init__.py")), True)
@@ -104,7 +104,8 @@ def _source(module: types.ModuleType) -> ModuleSource:
     return ModuleSource(text, filename, hasattr(module, "__path__"))
 
 
-def _used_by(module: types.ModuleType) -> set[str]:
+def used_by(module: types.ModuleType) -> set[str]:
+    """Return the names of the modules that a module has values of."""
     used = set()
     for value in list(vars(module).values()):
         name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)

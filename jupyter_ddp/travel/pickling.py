@@ -53,6 +53,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     Attributes:
         files: File names of all code that travels by value.
         modules: Modules that the other side has to import.
+        mentions: Names that all code mentions which travels by value: of globals, attributes and modules.
         notes: Sentences for the user, in order.
     """
 
@@ -64,6 +65,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         super().__init__(self._stream, protocol=5, buffer_callback=self._out.take)
         self.files: set[str] = set()
         self.modules: set[str] = set()
+        self.mentions: set[str] = set()
         self._torch = TorchReducer(keep_device=keep_device)
         self.notes = self._torch.notes
         self._name = ""
@@ -105,6 +107,7 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             raise RefusedError(refused)
         if kind is types.CodeType:
             self.files.add(obj.co_filename)
+            self.mentions.update(obj.co_names)
         reduced = self._torch(obj, self._name)
         if reduced is None:
             reduced = rebuild.reduce_python(obj)

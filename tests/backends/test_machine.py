@@ -27,7 +27,7 @@ server:/data /data nfs4 rw 0 0
 @pytest.fixture(autouse=True)
 def _forget():
     """What a machine has does not change; in these tests it does."""
-    caches = (_machine._gpus_present, _machine.neuron_cores, _machine._version_text)
+    caches = (_machine._gpus_present, _machine.neuron_cores, _machine._version_text, _machine._changes)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -198,6 +198,26 @@ def test_an_mpirun_that_was_exchanged_is_asked_again(programs):
 def test_an_mpirun_that_is_not_supported(programs, script):
     programs("mpirun", script)
     assert _machine.find_mpirun()[1] is None
+
+
+def test_what_an_mpirun_gives_its_ranks_that_they_read_early(programs):
+    """Only what matters to an import, only what differs from what it is given, the number of ranks as it will be."""
+    env = "LD_LIBRARY_PATH=/mpi/lib\\0OMP_NUM_THREADS=1\\0OMPI_COMM_WORLD_LOCAL_SIZE=1\\0OMPI_UNIVERSE_SIZE=1\\0"
+    programs("mpirun", f"""test "$1" = --version && echo 'mpirun (Open MPI) 5.0.8' || printf '{env}'""")
+    given = {"OMP_NUM_THREADS": "1", "RANK": "3"}
+    found = {"LD_LIBRARY_PATH": "/mpi/lib", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert _machine.early_environment(given, 4) == found
+    assert _machine.early_environment({}, 1) == {
+        **found,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    }
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo 'mpirun (Open MPI) 5.0.8'; exit 1"])
+def test_an_mpirun_that_does_not_tell_what_it_gives(programs, script):
+    programs("mpirun", script)
+    assert _machine.early_environment({}, 2) == {}
 
 
 @pytest.mark.mpi

@@ -44,6 +44,7 @@ class Driven:
         }
         self.rundir.write_json("run.json", facts)
         self.world_size = world_size
+        self._protocol = config.protocol
         self.events: list[Event] = []
         self._reader = EventReader(self.rundir)
         self.job = backend.start(config, Program(source=source, magic="%%distributed"), self.rundir)
@@ -110,13 +111,32 @@ class Driven:
         number = int(who[-1]) if who[-1].isdigit() else 0
         if who.startswith("agent"):
             return self.of(RunEvent, phase="starting", node=number)[0].detail["pid"]
+        if who.startswith("rank"):
+            return self.of(RankEvent, state="started", rank=number)[0].pid
         if who == "launcher":
-            stub = self.pid("stub0")
-            return table(self.rundir.run_id)[stub].ppid
-        if who in ("nurse", "zygote"):
-            return table(self.rundir.run_id)[self.pid("launcher" if who == "nurse" else "nurse")].ppid
-        rank = self.of(RankEvent, state="started", rank=number)[0].pid
-        return rank if who.startswith("rank") else table(self.rundir.run_id)[rank].ppid
+            return self._parent("stub0")
+        if who == "zygote":
+            return self._parent("nurse")
+        if who == "nurse":
+            return self._parent("rank0" if self._protocol == "mpirun" else "launcher")
+        return self._nursed_stub(number) if self._nursed() else self._parent(f"rank{number}")
+
+    def _parent(self, who: str) -> int:
+        return table(self.rundir.run_id)[self.pid(who)].ppid
+
+    def _nursed(self) -> bool:
+        """Whether ranks are not children of the processes that mpirun has started."""
+        started = self.of(RunEvent, phase="rendezvous")[-1].detail
+        return self._protocol == "mpirun" and started["why_exec"] == ""
+
+    def _nursed_stub(self, rank: int) -> int:
+        """Return the process that mpirun has started for a rank that a nurse has forked."""
+        for pid, process in table(self.rundir.run_id).items():
+            if process.marked and process.name.startswith("python"):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environ:
+                    return pid
+        raise LookupError(f"no stub of rank {rank}")
 
     def kill(self, who: str, signum: int = signal.SIGKILL) -> None:
         os.kill(self.pid(who), signum)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_ddp.events import OutEvent
+from jupyter_ddp.events import OutEvent, RunEvent
 from jupyter_ddp.rundir import EventReader, RunStore
 from jupyter_ddp.runtime.process import is_alive
 
@@ -45,6 +45,30 @@ def until_gone(pids: list[int]) -> list[int]:
     return left
 
 
+WAYS = {
+    "torchrun": {"protocol": "torchrun"},
+    "torchrun, executed": {"protocol": "torchrun", "fork": False},
+    "mpirun": {"protocol": "mpirun"},
+    "mpirun, executed": {"protocol": "mpirun", "fork": False},
+}
+"""How ranks come to be."""
+
+
+@pytest.fixture(params=WAYS if sys.platform == "linux" else [way for way in WAYS if "executed" in way])
+def begin(request, start):
+    """Start a run whose ranks have hidden grandchildren, in each way that there is."""
+
+    def begin(**fields):
+        run = start("import os  # not torch\n" + HIDING, **WAYS[request.param], **fields)
+        run.until_said("here")
+        assert (run.of(RunEvent, phase="rendezvous")[-1].detail["why_exec"] == "") == (
+            "," not in request.param
+        )
+        return run
+
+    return begin
+
+
 @pytest.mark.parametrize(
     ("victim", "outcome", "words"),
     [
@@ -55,9 +79,8 @@ def until_gone(pids: list[int]) -> list[int]:
         ("stub0", "failed", ""),
     ],
 )
-def test_nothing_survives_the_death_of(start, protocol, victim, outcome, words):
-    run = start(HIDING, protocol=protocol)
-    run.until_said("here")
+def test_nothing_survives_the_death_of(begin, victim, outcome, words):
+    run = begin()
     pids = hidden([run.text(rank) for rank in range(2)])
     assert len(pids) == 6
     (sockets,) = run.job._sockets()
@@ -72,29 +95,35 @@ def test_nothing_survives_the_death_of(start, protocol, victim, outcome, words):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("torchrun", "torchrun was killed by SIGKILL before its ranks had finished"),
+        ("mpirun", "the process from which the ranks were forked was killed"),
+    ],
+)
 @pytest.mark.parametrize("victim", ["nurse", "zygote"])
 @pytest.mark.parametrize("instances", [1, 2])
-def test_nothing_survives_the_death_of_what_forks(start, victim, instances):
-    run = start(HIDING, protocol="torchrun", instance_count=instances)
+def test_nothing_survives_the_death_of_what_forks(start, way, victim, instances, words):
+    run = start("import os  # not torch\n" + HIDING, **WAYS[way], instance_count=instances)
     run.until_said("here")
     pids = hidden([run.text(rank) for rank in range(run.world_size)])
     run.kill(victim)
     end = run.end()
     assert until_gone(pids) == []
     assert end.outcome == "lost"
-    assert "torchrun was killed by SIGKILL before its ranks had finished" in end.reason
+    assert words in end.reason
 
 
-@pytest.mark.parametrize("victim", ["agent0", "agent1", "guard", "rank3"])
-def test_nothing_survives_on_several_instances(start, protocol, victim):
-    run = start(HIDING, protocol=protocol, instance_count=2)
-    run.until_said("here")
+@pytest.mark.parametrize("victim", ["agent0", "agent1", "guard", "launcher", "rank3", "stub3"])
+def test_nothing_survives_on_several_instances(begin, victim):
+    run = begin(instance_count=2)
     pids = hidden([run.text(rank) for rank in range(4)])
     assert len(pids) == 12
     run.kill(victim)
     end = run.end()
     assert until_gone(pids) == []
-    assert end.outcome == ("failed" if victim == "rank3" else "lost")
+    assert end.outcome == ("failed" if victim in ("rank3", "stub3") else "lost")
     if victim == "agent1":
         assert "the agent of instance 1 is gone" in end.reason
 

@@ -105,10 +105,10 @@ def process():
         "scheduling": [os.nice(0), sorted(os.sched_getaffinity(0)), os.sched_getscheduler(0),
                        open("/proc/self/oom_score_adj").read()],
         "groups": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getppid(), os.tcgetpgrp(0) if os.isatty(0) else None],
-        "environment": {k: re.sub(r"[0-9]+", "N", v.replace(RUN, "RUN")) for k, v in sorted(os.environ.items())
+        "environment": {k: re.sub(r"jddp-\\w+|[0-9]+", "N", v.replace(RUN, "RUN")) for k, v in sorted(os.environ.items())
                         if k not in ("JUPYTER_DDP_RUN", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT")},
         "marker": b"JUPYTER_DDP_RUN=" + os.environ["JUPYTER_DDP_RUN"].encode() in open("/proc/self/environ", "rb").read(),
-        "error file": os.path.basename(os.environ["TORCHELASTIC_ERROR_FILE"]),
+        "error file": os.path.basename(os.environ.get("TORCHELASTIC_ERROR_FILE", "")),
         "multiprocessing": [current.name, current.daemon, current._identity, type(current).__name__, len(current.authkey),
                             multiprocessing.parent_process() is None, multiprocessing.active_children(),
                             multiprocessing.get_start_method(allow_none=True), str(current._config.keys())],
@@ -177,11 +177,11 @@ ALLOWED = {
 """All that may differ, and why."""
 
 
-def run_both(start, source: str, **fields: object) -> tuple[list, list]:
+def run_both(start, source: str, protocol: str = "torchrun", **fields: object) -> tuple[list, list]:
     """Return what the ranks of a forked and of an executed run printed."""
     found = []
     for fork in (True, False):
-        run = start(source, protocol="torchrun", fork=fork, **fields)
+        run = start(source, protocol=protocol, fork=fork, **fields)
         assert run.end().outcome == "succeeded", (run.errors(), run.notes())
         detail = run.of(RunEvent, phase="rendezvous")[-1].detail
         assert (detail["why_exec"] == "") == fork, detail
@@ -216,23 +216,30 @@ def differences(forked: object, executed: object, path: str = "") -> dict[str, t
 
 
 @pytest.mark.parametrize(
-    ("nproc", "env"),
-    [(2, {}), (1, {}), (2, {"OMP_NUM_THREADS": "3"}), (1, {"OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C"})],
-    ids=["two", "one", "threads", "C"],
+    ("protocol", "nproc", "env"),
+    [
+        ("torchrun", 2, {}),
+        ("torchrun", 1, {}),
+        ("torchrun", 2, {"OMP_NUM_THREADS": "3"}),
+        ("torchrun", 1, {"OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C"}),
+        ("mpirun", 2, {}),
+        ("mpirun", 1, {"OPENBLAS_NUM_THREADS": "2", "LC_ALL": "C"}),
+    ],
+    ids=["two", "one", "threads", "C", "two of mpirun", "one of mpirun"],
 )
-def test_a_forked_rank_is_as_an_executed_one(start, nproc, env):
+def test_a_forked_rank_is_as_an_executed_one(start, protocol, nproc, env):
     pytest.importorskip("threadpoolctl")
-    forked, executed = run_both(start, SAY_ALL, nproc_per_node=nproc, env=env)
+    forked, executed = run_both(start, SAY_ALL, protocol, nproc_per_node=nproc, env=env)
     for rank in range(nproc):
-        assert (
-            differences(comparable(forked[rank], libuv=True), comparable(executed[rank], libuv=False)) == {}
-        )
+        one = comparable(forked[rank], libuv=protocol == "torchrun")
+        assert differences(one, comparable(executed[rank], libuv=False)) == {}
     if nproc == 2:
         one, other = (json.loads(text)["random"] for text in forked)
         assert [name for name in one if one[name] == other[name]] == []
 
 
 AT_THE_END = """
+import torch
 import atexit, threading, time, weakref, sys
 class Last:
     def __del__(self):
@@ -246,18 +253,30 @@ print("the cell has ended")
 """
 
 
-def test_a_forked_rank_ends_as_an_executed_one(start):
+def test_a_forked_rank_ends_as_an_executed_one(start, protocol):
     """Threads are awaited, handlers run, objects are torn down and text is flushed."""
-    forked, executed = run_both(start, AT_THE_END)
+    forked, executed = run_both(start, AT_THE_END, protocol)
     assert forked == executed
     words = ["the cell has ended", "the thread has ended", "at exit, last", "at exit, first", "torn down"]
     assert sorted(words, key=forked[0].index) == words
 
 
-def test_an_exit_code_of_a_handler_is_kept(start):
-    run = start("import atexit, os\natexit.register(os._exit, 7)", protocol="torchrun")
+@pytest.mark.parametrize(
+    ("last", "code", "signal"),
+    [
+        ("atexit.register(os._exit, 7)", 7, None),
+        ("os._exit(3)", 3, None),
+        ("sys.exit(4)", 4, None),
+        ("os.abort()", None, 6),
+        ("os.kill(os.getpid(), 9)", None, 9),
+    ],
+)
+def test_how_a_forked_rank_ended_is_told(start, protocol, last, code, signal):
+    run = start(f"import atexit, os, sys, torch\n{last}", protocol=protocol)
     assert run.end().outcome == "failed"
-    assert run.ends()[0].exit_code == 7
+    assert run.of(RunEvent, phase="rendezvous")[-1].detail["why_exec"] == ""
+    first = min(run.ends().values(), key=lambda one: one.by_run)
+    assert (first.exit_code, first.signal) == (code, signal)
 
 
 WORK = """
@@ -282,17 +301,36 @@ print((torch.ones(300, 300) @ torch.ones(300, 300)).sum().item())
 
 
 @pytest.mark.slow
-def test_processes_of_a_forked_rank(start):
-    forked, executed = run_both(start, WORK)
+def test_processes_of_a_forked_rank(start, protocol):
+    forked, executed = run_both(start, WORK, protocol)
     assert forked == executed
     assert "spawn [[0, 1, 4, 9], [16, 25, 36, 49]]" in forked[0]
 
 
-def test_a_group_of_forked_ranks_on_two_instances(start):
+def test_a_group_of_forked_ranks_on_two_instances(start, protocol):
     cell = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     cell += "total = torch.ones(1)\ndist.all_reduce(total)\nprint(int(total))"
-    forked, executed = run_both(start, cell, instance_count=2)
+    forked, executed = run_both(start, cell, protocol, instance_count=2)
     assert forked == executed == ["4\n"] * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "flavour"), [("/usr/bin/mpirun.openmpi", "openmpi4"), ("/usr/bin/mpirun.mpich", "mpich")]
+)
+def test_other_implementations_of_mpi_have_their_ranks_forked(start, use_mpirun, path, flavour):
+    use_mpirun(path, flavour)
+    forked, executed = run_both(
+        start, "import os, torch\nprint(os.environ['RANK'])", "mpirun", instance_count=2
+    )
+    assert forked == executed == ["0\n", "1\n", "2\n", "3\n"]
+
+
+def test_forked_ranks_speak_mpi(start):
+    cell = (
+        "import torch\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank() + 1))"
+    )
+    forked, executed = run_both(start, cell, "mpirun", nproc_per_node=4)
+    assert forked == executed == ["10\n"] * 4
 
 
 # when it is not forked

@@ -97,7 +97,24 @@ def test_one_that_has_died_is_not_used(start):
     succeeded(run)
 
 
-def test_mpirun_leaves_it_alone(start):
+def test_one_for_torchrun_is_none_for_mpirun(start):
+    """mpirun tells torch how many ranks a machine has: such a rank needs another import. It waits for the next one."""
+    keep_warm(on=True)
+    pid = waiting()
+    cell = "# torch\n" + CELL
+    first = start(cell, protocol="mpirun")
+    assert first.pid("guard") != pid
+    succeeded(first)
+    first.close()
+    pid = waiting()
+    second = start(
+        CELL, protocol="mpirun"
+    )  # a cell that does not name torch is forked too where that costs nothing
+    assert second.pid("guard") == pid
+    succeeded(second)
+
+
+def test_a_cell_of_mpirun_without_torch_leaves_it_alone(start):
     keep_warm(on=True)
     before = waiting()
     run = start("print('hi')", protocol="mpirun")
@@ -142,11 +159,17 @@ def socket_end():
 
 
 @pytest.mark.parametrize("victim", ["agent0", "guard", "zygote", "nurse", "launcher"])
-def test_nothing_survives_a_death_in_a_warm_run(start, victim):
+def test_nothing_survives_a_death_in_a_warm_run(start, protocol, victim):
     from tests.local.test_deaths import HIDING, hidden, until_gone
 
     keep_warm(on=True)
-    run = start(HIDING, protocol="torchrun")
+    if protocol == "mpirun":  # what waits for torchrun is none for it: the next one is
+        first = start("import torch", protocol=protocol)
+        succeeded(first)
+        first.close()
+    pid = waiting()
+    run = start(HIDING, protocol=protocol)
+    assert run.pid("guard") == pid
     run.until_said("here")
     pids = hidden([run.text(rank) for rank in range(2)])
     run.kill(victim)

@@ -138,6 +138,29 @@ def test_a_zombie_is_not_alive(run_id):
     assert not is_alive(child.pid)
 
 
+HALF_DEAD = """
+import ctypes, subprocess, sys, threading
+child = subprocess.Popen(["sleep", "60"], env={})
+threading.Thread(target=threading.Event().wait).start()
+print(child.pid, flush=True)
+ctypes.CDLL(None).syscall(%d, 0)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_is_alive(run_id, end):
+    """So it is between the ends of its threads when it is killed: then its children are still its own."""
+    number = {"x86_64": 60, "aarch64": 93}[os.uname().machine]  # exit, of one thread
+    with python(HALF_DEAD % number, env={MARKER: run_id}) as parent:
+        child = int(parent.stdout.readline())
+        end += [parent.pid, child]
+        while ") Z " not in Path(f"/proc/{parent.pid}/stat").read_text():
+            time.sleep(0.01)
+        assert is_alive(parent.pid)
+        assert {p.pid for p in of_run(run_id, os.getpid())} == {parent.pid, child}
+        parent.kill()
+    assert not is_alive(parent.pid)
+
+
 def test_a_daemon_is_found_by_its_marker(run_id, end):
     """B53: it has left its parent, its session and its process group."""
     with python(DAEMON, env={MARKER: run_id}) as parent:
