@@ -31,6 +31,8 @@ FLOOD_TEXT: Final = 64 << 10
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}")
 _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that began before
 LAST_LINES: Final = 12
+PAYLOAD_KEPT: Final = 16 << 20
+"""Bytes up to which variables stay with a run: another kernel needs them to read values of the notebook's classes."""
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
 
