@@ -210,8 +210,7 @@ class Run:
     def _last_events(self, ended: str) -> list[Event]:
         """The run is dead and its log has no end: complete it."""
         if self._salvaged:
-            self._nodes_left.clear()
-            return []
+            return self._unwritten_end()
         self._salvaged = True
         if self._job is not None:
             self._job.wait_gone()
@@ -220,6 +219,27 @@ class Run:
             f"{ended}; the last that was heard:\n{words}" if words else f"{ended}: they were killed"
         )
         return self._take()
+
+    def _unwritten_end(self) -> list[Event]:
+        """The log has no end, nor can it be completed: end the view at least."""
+        reason = (
+            f"the end of the run could not be written to {self._rundir.path}: what ranks did last is unknown"
+        )
+        if not self._rundir.path.exists():
+            reason = (
+                f"the run directory {self._rundir.path} was removed: what ranks did after that is unknown"
+            )
+        attempt = self.view.facts["attempt"]
+        ends: list[Event] = [
+            RunEvent(
+                attempt=attempt, node=node, phase="ended", outcome="lost", reason=reason, time=time.time()
+            )
+            for node in sorted(self._nodes_left)
+        ]
+        for event in ends:
+            self.view = fold(self.view, event)
+        self._nodes_left.clear()
+        return ends
 
     def _load(self, name: str, rank: int) -> Any:  # noqa: ANN401
         event = self._values.get((rank, name))

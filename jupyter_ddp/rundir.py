@@ -24,6 +24,7 @@ from jupyter_ddp.errors import LaunchError, RunNotFoundError
 from jupyter_ddp.events import Event, OutEvent, decode
 from jupyter_ddp.locks import try_lock
 from jupyter_ddp.runtime.record import STREAMS, log_path, salvage, stream_path
+from jupyter_ddp.runtime.room import spans
 
 LAST: Final = "last"
 READ_SIZE: Final = 1 << 20
@@ -33,6 +34,8 @@ _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that beg
 LAST_LINES: Final = 12
 PAYLOAD_KEPT: Final = 16 << 20
 """Bytes up to which variables stay with a run: another kernel needs them to read values of the notebook's classes."""
+RUN_BYTES: Final = 4 * 10**9
+"""Bytes that the text of a run may take on disk, if nothing else is set."""
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
 
@@ -156,6 +159,8 @@ class RunDirectory:
             ranks = [range(node * nproc, (node + 1) * nproc) for node in range(self.nodes())]
             done = [salvage(self.path, node, members, attempt, reason) for node, members in enumerate(ranks)]
             return any(done)
+        except OSError:  # the disk is full, or the directory has been removed
+            return False
         finally:
             os.close(descriptor)
 
@@ -218,9 +223,14 @@ class RunDirectory:
                     Path(entry.path).unlink()
 
     def text(self, rank: int, stream: str = "stdout") -> str:
-        """Return everything that a rank wrote to a stream, as it wrote it."""
+        """Return everything that a rank wrote to a stream, as it wrote it; what was given up is missing."""
         try:
-            return stream_path(self.path, rank, stream).read_bytes().decode(errors="replace")
+            with stream_path(self.path, rank, stream).open("rb") as file:
+                parts = []
+                for start, stop, there in spans(file.fileno(), 0, os.fstat(file.fileno()).st_size):
+                    file.seek(start)
+                    parts.append(file.read(stop - start) if there else b"")
+            return b"".join(parts).decode(errors="replace")
         except OSError:
             return ""
 
@@ -277,6 +287,8 @@ class EventReader:
             return b""
         try:
             with stream_path(self._run.path, event.rank, event.stream).open("rb") as file:
+                if not all(there for _, _, there in spans(file.fileno(), start, stop)):
+                    return b""
                 file.seek(start)
                 data = file.read(stop - start)
         except (OSError, OverflowError):

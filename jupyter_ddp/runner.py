@@ -25,7 +25,7 @@ from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
 from jupyter_ddp.preflight import preflight
 from jupyter_ddp.run import Run
-from jupyter_ddp.rundir import PAYLOAD_KEPT, RunStore, new_attempt
+from jupyter_ddp.rundir import PAYLOAD_KEPT, RUN_BYTES, RunStore, new_attempt
 from jupyter_ddp.settings import SETTINGS, current_config
 from jupyter_ddp.view import fold
 
@@ -210,6 +210,7 @@ def _facts(
         "nproc": nproc,
         "world_size": config.instance_count * nproc,
         "config": config.to_json(mask_env=True),
+        "run_bytes": SETTINGS.run_bytes or RUN_BYTES,
         "checkpoints": str(Path(config.checkpoints).expanduser().resolve()) if config.checkpoints else None,
         "sent": list(payload.names),
         "line": effective_line(config, origins) if _is_inherited(origins) else "",

@@ -23,6 +23,7 @@ class Settings:
         since: When it was made: no run of this process is older.
         run_root: Where runs are recorded; None for the default. The magics' trait sets it.
         traits: Returns the fields that traits of the magics set.
+        run_bytes: Bytes that a run's text may take on disk; None for the default. The magics' trait sets it.
         warm: Whether a process is kept ready for the next run; None once that has been suggested. The magics' trait
             sets it.
     """
@@ -30,6 +31,7 @@ class Settings:
     def __init__(self) -> None:
         self.since = time.time()
         self.run_root: str | None = None
+        self.run_bytes: int | None = None
         self.warm: bool | None = False
         self.traits: Callable[[], dict[str, Any]] = dict
         self._values: dict[str, Any] = {}

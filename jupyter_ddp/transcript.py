@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from jupyter_ddp.events import Event, OutEvent
+from jupyter_ddp.runtime.room import spans
 from jupyter_ddp.view.positions import Positions
 from jupyter_ddp.view.terminal import Line, Terminal
-from jupyter_ddp.words import label
+from jupyter_ddp.words import label, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,6 +97,7 @@ class _Stream:
         self._path = run_dir / f"rank{rank}.{stream}"
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._positions = Positions()
+        self._missing = 0
 
     def texts(self, event: OutEvent) -> Iterator[str]:
         """Yield the text of an event in pieces; none of what came before."""
@@ -130,13 +132,27 @@ class _Stream:
 
     def _read(self, start: int, stop: int) -> Iterator[str]:
         with self._path.open("rb") as file:
-            file.seek(start)
-            while start < stop:
-                data = file.read(min(_PIECE, stop - start))
-                if not data:
-                    return
-                start += len(data)
-                yield self._decoder.decode(data)
+            for begin, end, there in spans(file.fileno(), start, stop):
+                if there:
+                    yield self._what_is_missing()
+                    yield from self._pieces(file, begin, end)
+                else:
+                    self._missing += end - begin
+
+    def _what_is_missing(self) -> str:
+        """Return a line about what was given up since the last text."""
+        if not self._missing:
+            return ""
+        text = f"…\n… {size_text(self._missing)} were not kept\n…"
+        self._missing = 0
+        self._decoder.reset()
+        return text
+
+    def _pieces(self, file: BinaryIO, start: int, stop: int) -> Iterator[str]:
+        file.seek(start)
+        while start < stop and (data := file.read(min(_PIECE, stop - start))):
+            start += len(data)
+            yield self._decoder.decode(data)
 
 
 def join(lines: Iterable[Line], *, labelled: bool = False) -> str:

@@ -40,8 +40,8 @@ LAYERS = (
 RUNTIME_IMPORTS = names("config errors events launchers travel values words")
 RUNTIME_NEEDS = names("IPython boto3 botocore cloudpickle matplotlib_inline numpy torch traitlets")
 # the notebook's side imports of it only what both sides read and write.
-SHARED = names("runtime.process runtime.record runtime.wire")
-SHARED_WITH = names("backends run rundir testing")
+SHARED = names("runtime.process runtime.record runtime.room runtime.wire")
+SHARED_WITH = names("backends run rundir testing transcript")
 
 # The pure core: text and values in, text and values out. No files, processes, clocks, environment or threads, so
 # these are all the modules that they may import, and all that they may use of os.

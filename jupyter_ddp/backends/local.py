@@ -21,7 +21,7 @@ from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.errors import ConfigError, LaunchError
 from jupyter_ddp.events import PROTOCOL_VERSION
 from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command, why_exec
-from jupyter_ddp.rundir import KEPT
+from jupyter_ddp.rundir import KEPT, RUN_BYTES
 from jupyter_ddp.runtime.process import file_id
 
 if TYPE_CHECKING:
@@ -253,6 +253,7 @@ class LocalBackend:
             "mpirun": mpirun,
             "mpi": flavour,
             "payload_file": file_id(carried.descriptor) if carried.descriptor is not None else None,
+            "run_bytes": facts.get("run_bytes", RUN_BYTES),
             "timeout": config.timeout,
             "start_timeout": config.start_timeout,
             "interrupt_grace": config.interrupt_grace,

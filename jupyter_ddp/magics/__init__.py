@@ -25,7 +25,7 @@ from jupyter_ddp.magics.first_line import magic_first
 from jupyter_ddp.magics.panel_text import panel_text, values_text
 from jupyter_ddp.magics.traits import LaunchTraits
 from jupyter_ddp.preflight import LATER, preflight
-from jupyter_ddp.rundir import RunStore
+from jupyter_ddp.rundir import RUN_BYTES, RunStore
 from jupyter_ddp.settings import SETTINGS, current_config
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class DistributedMagics(Magics, LaunchTraits):
     warm = Bool(
         default_value=False,
         help="Keep a process ready that has imported torch: the next run under torchrun begins at once.",
+    ).tag(config=True)
+    run_bytes = Int(
+        RUN_BYTES,
+        min=1 << 20,
+        help="Bytes of text that a run keeps on disk; past that the middle of what ranks print is given up.",
     ).tag(config=True)
     keep_runs = Int(100, min=1, help="Runs that are kept on disk.").tag(config=True)
     keep_days = Float(30.0, min=0.0, help="Days for which a run is kept on disk.").tag(config=True)
@@ -253,16 +258,17 @@ def install(shell: Any) -> DistributedMagics:  # noqa: ANN401 - an InteractiveSh
         shell.Completer.custom_matchers.append(magics._matcher)  # noqa: SLF001 - this module's own
     SETTINGS.traits = lambda: magics.changed_fields
 
-    def follow_root(_change: object = None) -> None:
+    def follow_disk(_change: object = None) -> None:
         SETTINGS.run_root = magics.run_root or None
+        SETTINGS.run_bytes = magics.run_bytes
 
     def follow_warm(_change: object = None) -> None:
         SETTINGS.warm = magics.warm
         backends.keep_warm(on=magics.warm)
 
-    magics.observe(follow_root, "run_root")
+    magics.observe(follow_disk, ["run_root", "run_bytes"])
     magics.observe(follow_warm, "warm")
-    follow_root()
+    follow_disk()
     if magics.warm:
         follow_warm()
     return magics
@@ -285,6 +291,6 @@ def uninstall(shell: Any) -> None:  # noqa: ANN401 - an InteractiveShell
     ):
         if what in where:
             where.remove(what)
-    SETTINGS.traits, SETTINGS.run_root, SETTINGS.warm = dict, None, False
+    SETTINGS.traits, SETTINGS.run_root, SETTINGS.run_bytes, SETTINGS.warm = dict, None, None, False
     if magics.warm:
         backends.keep_warm(on=False)

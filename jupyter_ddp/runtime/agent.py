@@ -23,6 +23,7 @@ from jupyter_ddp.runtime.links import Channel, Listener, Uplink
 from jupyter_ddp.runtime.process import Process, descendants, kill_all, table
 from jupyter_ddp.runtime.ranks import Ranks, holds_cells
 from jupyter_ddp.runtime.record import LogWriter
+from jupyter_ddp.runtime.room import FULL
 from jupyter_ddp.runtime.wire import WireError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Agent:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._reports: deque[dict[str, Any]] = deque()
         self._launch_try = 0
+        self._told_full = False
         self._orphan = self._released = self._leaving = self._went_well = False
         self._selector.register(life, selectors.EVENT_READ, lambda _mask: self._orphaned())
         self._catch_signals()
@@ -152,6 +154,9 @@ class Agent:
             entry[1]()
 
     def _publish(self) -> None:
+        if self._log.full and not self._told_full:
+            self._told_full = True
+            self._log.add(NoteEvent, level="warning", text=FULL)
         if self._log.flush():
             # Full: it is ringing already. Broken: whether that ends the run is told by `life`.
             with contextlib.suppress(OSError):

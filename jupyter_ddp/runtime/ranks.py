@@ -22,6 +22,7 @@ from jupyter_ddp.events import (
 )
 from jupyter_ddp.runtime.rankrecord import RankRecord
 from jupyter_ddp.runtime.record import TURN, read_text
+from jupyter_ddp.runtime.room import Room
 from jupyter_ddp.runtime.stacks import clean
 from jupyter_ddp.runtime.streams import STACKS_SIGNAL
 
@@ -91,6 +92,8 @@ class Ranks:
         self._next_sweep = 0.0
         self._running = False
         self._hold = holds_cells(spec)
+        self._room = room = Room(spec["run_bytes"] // spec["nnodes"])
+        log.make_room = lambda: room.squeeze(self._streams())
         self.ending = False
 
     # connections
@@ -134,6 +137,8 @@ class Ranks:
             record.drain(self._log, sizes)
         if op == "mark":
             self._hot[record.rank] = 0.0
+        elif op == "full":
+            self._log.full = True
         elif op == "heard":
             record.heard = True
             self._log.add(RankEvent, rank=record.rank, state="heard")
@@ -153,7 +158,7 @@ class Ranks:
     def _take_event(self, record: RankRecord, event: dict[str, Any]) -> None:
         kind = _TOLD_BY_RANKS.get(event.pop("kind", ""))
         at = event.pop("time", None)
-        if kind is None:
+        if kind is None or (kind is DisplayEvent and self._log.full):
             return
         try:
             self._log.add(kind, rank=record.rank, at=at, **event)
@@ -205,6 +210,16 @@ class Ranks:
                 self._end(record, None, signal.SIGKILL if record.pid else None, time.time())
             elif record.rank not in self._hot and self._drain(record):
                 self._hot[record.rank] = now + HOT
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if text := self._room.make(self._streams()):
+            self._log.lean = True
+            self._log.add(NoteEvent, level="warning", text=text)
+
+    def _streams(self) -> list[tuple[Path, int]]:
+        tails = [tail for record in self._records.values() for tail in record.tails]
+        return [(tail.path, tail.offset) for tail in tails]
 
     def _drain(self, record: RankRecord) -> bool:
         """Move a turn's worth of new text into the log, but never past a frame that comes before it."""

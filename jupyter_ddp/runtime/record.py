@@ -8,6 +8,8 @@ agent died, `salvage` does the rest of its work from the same files.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from jupyter_ddp.events import Event, OutEvent, RunEvent, decode, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 STREAMS: Final = ("stdout", "stderr")
@@ -22,6 +25,13 @@ CHUNK: Final = 64 << 10
 TURN: Final = 1 << 20
 FLOOD_RATE: Final = 1 << 20
 FLOOD_BURST: Final = 4 << 20
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+RESERVE: Final = 256 << 10
+"""Bytes that a log holds back for how a run ends on a disk that is full."""
+LOW: Final = 1 << 20
+"""Bytes of a disk that ranks leave to the log, to results and to the reasons of failures."""
+LOOK_AGAIN: Final = 0.5
+"""Seconds after which somebody who found the disk full looks again."""
 _E = TypeVar("_E", bound=Event)
 
 
@@ -45,11 +55,24 @@ def read_text(path: Path, start: int = 0) -> str:
         return ""
 
 
+def is_low(descriptor: int, least: int = LOW) -> bool:
+    """Tell whether the file system of a file has less room left than `least` bytes."""
+    with contextlib.suppress(OSError, AttributeError):
+        status = os.fstatvfs(descriptor)
+        return status.f_bavail * status.f_frsize < least
+    return False
+
+
 class LogWriter:
     """Appends events to one node's log: numbers them, and writes whole lines.
 
     Events are kept in memory until `flush`, which `add` calls by itself after every sixteenth: a flood must not
-    gather here.
+    gather here. While the disk is full they wait; the first time that it is, a reserve is given up for them.
+
+    Attributes:
+        full: The disk is full. Who adds text should add none.
+        lean: Text stays in the ranks' files from now on.
+        make_room: Called when the reserve does not suffice; tells whether it has made some.
     """
 
     def __init__(self, run_dir: Path, node: int, attempt: str, *, last_seq: int = 0) -> None:
@@ -60,6 +83,11 @@ class LogWriter:
         self._attempt = attempt
         self._seq = last_seq
         self._pending: list[bytes] = []
+        self._reserve = run_dir / f"reserve-{node}"
+        self._look_at = 0.0
+        self.full = not self._hold_reserve()
+        self.lean = False
+        self.make_room: Callable[[], bool] | None = None
 
     def add(self, kind: type[_E], *, rank: int | None = None, at: float | None = None, **values: Any) -> _E:  # noqa: ANN401
         """Append an event of `kind`, and return it. ``at`` is the time of what it tells, now by default."""
@@ -83,21 +111,56 @@ class LogWriter:
             return False
         data = memoryview(b"".join(self._pending))
         self._pending.clear()
+        size = len(data)
+        if self.full and time.monotonic() >= self._look_at:
+            self.full = is_low(self._fd, 2 * LOW) or not self._hold_reserve()
         while data:
-            data = data[os.write(self._fd, data) :]
-        return True
+            try:
+                data = data[os.write(self._fd, data) :]
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self.full = True
+                if not (self._give_up_reserve() or (self.make_room is not None and self.make_room())):
+                    self._pending.append(bytes(data))
+                    break
+        return len(data) < size
 
     def close(self) -> None:
         """Flush, and close the file."""
         self.flush()
+        self._give_up_reserve()
         os.close(self._fd)
+
+    def _give_up_reserve(self) -> bool:
+        """Remove the reserve; tell whether there was one."""
+        self._look_at = time.monotonic() + LOOK_AGAIN
+        try:
+            self._reserve.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _hold_reserve(self) -> bool:
+        """Have a reserve; tell whether there is room for it."""
+        self._look_at = time.monotonic() + LOOK_AGAIN
+        if self._reserve.exists():
+            return True
+        try:
+            self._reserve.write_bytes(os.urandom(RESERVE))  # zeros would take no room on some file systems
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
+            return False
+        return True
 
 
 class StreamTail:
     """Follows the file of one stream of one rank, and appends what is new to the log as `out` events.
 
     A character of which only the first bytes are there waits until it is whole: every event ends where a character
-    ends, and stands on its own. Past `FLOOD_RATE` the events carry no text: readers take it from the file.
+    ends, and stands on its own. Past `FLOOD_RATE`, and where there is little room, the events carry no text: readers
+    take it from the file.
 
     Attributes:
         offset: Bytes of the file that are in the log.
@@ -111,6 +174,11 @@ class StreamTail:
         self._allowance = float(FLOOD_BURST)
         self._filled_at = time.monotonic()
         self.offset = offset
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     def size(self) -> int:
         """Return the bytes that the file has now."""
@@ -137,7 +205,7 @@ class StreamTail:
         start = self.offset
         while self.offset < upto:
             self._refill()
-            flood = self._allowance < 0
+            flood = self._allowance < 0 or log.lean or log.full
             size = min(TURN if flood else CHUNK, upto - self.offset)
             data = os.pread(self._fd, size, self.offset) if self._fd is not None else b""
             if not (final and self.offset + len(data) >= upto):

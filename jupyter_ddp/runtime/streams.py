@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.runtime.link import start_quiet_thread
+from jupyter_ddp.runtime.record import LOOK_AGAIN, LOW, NO_ROOM, is_low
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,8 @@ TRAIL: Final = 0.05
 """Seconds after which text without a line's end is written."""
 PLACED_LIMIT: Final = 2.0
 """Seconds that a frame may take on its way to an agent that is busy."""
+LOOK_EVERY: Final = 64 << 10
+"""Bytes after which a rank looks whether the disk is full."""
 _PRIVATE: Final = 64
 """Private descriptors are numbered from here, out of the way of code that closes 3, 4, 5."""
 
@@ -49,6 +52,9 @@ class Streams:
         self._files: tuple[int, int] | None = None
         self._texts: list[Stream] = []
         self._current = 1
+        self._told_full = False
+        self._full_until = 0.0
+        self._unchecked = LOOK_EVERY
 
     def open(self, directory: Path, rank: int) -> None:
         """Make descriptors 0, 1 and 2 of this process and ``sys.std*`` the rank's own; call it once."""
@@ -103,6 +109,30 @@ class Streams:
         self._flush()
         self._current = number
         self._send({"op": "mark", "o": self._sizes()})
+
+    def has_room(self, size: int) -> bool:
+        """Tell whether so many bytes may be written; with the lock held.
+
+        The last of a disk belongs to the log: it tells how the run ends.
+        """
+        if self._full_until and time.monotonic() < self._full_until:
+            return False
+        self._unchecked += size
+        if self._unchecked < LOOK_EVERY and not self._full_until:
+            return True
+        self._unchecked = 0
+        if self._files and is_low(self._files[0], 2 * LOW if self._full_until else LOW):
+            self.say_full()
+            return False
+        self._full_until = 0.0
+        return True
+
+    def say_full(self) -> None:
+        """Write nothing for a while, and tell the agent once; with the lock held."""
+        self._full_until = time.monotonic() + LOOK_AGAIN
+        if not self._told_full:
+            self._told_full = True
+            self._send({"op": "full", "o": self._sizes()})
 
     def _send(self, frame: dict[str, Any]) -> None:
         """Send a frame that has a place in the text, and wait until it is gone.
@@ -184,10 +214,18 @@ class _Raw(io.FileIO):
         with streams._lock:  # noqa: SLF001 - one piece with Streams
             if streams._current != self._number:  # noqa: SLF001
                 streams.turn_to(self._number)
-            size = super().write(data) or 0
             view = memoryview(data).cast("B")
-            while size < len(view):
-                size += super().write(view[size:]) or 0
+            size = 0
+            if not streams.has_room(len(view)):
+                return len(view)  # what cannot be kept is lost: a training does not end for that
+            try:
+                while size < len(view):
+                    size += super().write(view[size:]) or 0
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                streams.say_full()
+                return len(view)
         if size and view[-1] in b"\n\r":
             streams._bell.ring()  # noqa: SLF001
         return size

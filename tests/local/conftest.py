@@ -18,7 +18,7 @@ from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.events import ErrorEvent, Event, NoteEvent, OutEvent, RankEvent, RunEvent, StacksEvent
-from jupyter_ddp.rundir import EventReader, RunStore, new_attempt
+from jupyter_ddp.rundir import RUN_BYTES, EventReader, RunStore, new_attempt
 from jupyter_ddp.runtime.process import table
 
 LIMIT = 60.0
@@ -27,7 +27,15 @@ LIMIT = 60.0
 class Driven:
     """A run that a test drives."""
 
-    def __init__(self, store: RunStore, source: str, variables: dict | None = None, **fields: object) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        source: str,
+        variables: dict | None = None,
+        *,
+        run_bytes: int = RUN_BYTES,
+        **fields: object,
+    ) -> None:
         backend = LocalBackend()
         config = backend.resolve(LaunchConfig(**{"nproc_per_node": 2, "protocol": "mpirun", **fields}))
         self.rundir = store.create()
@@ -42,6 +50,7 @@ class Driven:
             "nproc": config.nproc_per_node,
             "world_size": world_size,
             "config": config.to_json(),
+            "run_bytes": run_bytes,
         }
         self.rundir.write_json("run.json", facts)
         self.world_size = world_size
