@@ -19,6 +19,11 @@ ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGKILL})
 """Signals by which a run ends its ranks."""
 
 
+TURNS: Final = 200
+TURNS_BURST: Final = 2000
+"""Turns of a rank between its streams whose places the log has: so many at once, and so many a second."""
+
+
 class RankRecord:
     """What an agent knows of one of its ranks.
 
@@ -44,7 +49,18 @@ class RankRecord:
         self.ended = False
         self.failed = False
         self.signalled = False
+        self._turns = float(TURNS_BURST)
+        self._turned_at = 0.0
         self.tails = [StreamTail(run_dir, rank, stream) for stream in STREAMS]
+
+    def may_turn(self, now: float) -> bool:
+        """Tell whether a turn between the streams gets its place in the log: `TURNS` a second do, in the long run."""
+        self._turns = min(float(TURNS_BURST), self._turns + (now - self._turned_at) * TURNS)
+        self._turned_at = now
+        if self._turns < 1:
+            return False
+        self._turns -= 1
+        return True
 
     def sizes(self) -> list[int]:
         """Return the bytes that the files of the two streams have now."""

@@ -133,11 +133,12 @@ class Ranks:
                 self._end(record, message.get("code"), message.get("signal"), message["time"])
             return
         op, sizes = message.get("op"), message.get("o")
+        if op == "mark":
+            self._turn(record, sizes or [0, 0])
+            return
         if sizes:
             record.drain(self._log, sizes)
-        if op == "mark":
-            self._hot[record.rank] = 0.0
-        elif op == "full":
+        if op == "full":
             self._log.full = True
         elif op == "heard":
             record.heard = True
@@ -148,6 +149,15 @@ class Ranks:
             self._report(op="finished", rank=record.rank)
         elif op == "event":
             self._take_event(record, dict(message["event"]))
+
+    def _turn(self, record: RankRecord, sizes: list[int]) -> None:
+        """The rank turns to its other stream. Turns that come too fast are not told apart: the log would never end."""
+        now = time.monotonic()
+        if record.may_turn(now):
+            record.drain(self._log, sizes)
+            self._hot[record.rank] = 0.0
+        else:
+            self._hot.setdefault(record.rank, now + HOT)
 
     def release(self) -> None:
         """Let the stubs exit, and so the launcher."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +13,14 @@ from jupyter_ddp.words import shorten_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_BYTES: Final = 32_000_000
-"""Bytes of rich output that a view keeps; what comes then is kept as its plain text."""
-
-
+MAX_BYTES: Final = 10 << 20
+"""Bytes of rich output that a view keeps: the latest. A notebook has it twice, for pages with and without us."""
+MAX_DISPLAYS: Final = 500
+"""Displays of a rank that a view keeps: the latest."""
 MAX_TEXT: Final = 20_000
 """Characters of each textual form of a display; HTML and pictures are whole or not there."""
+Key = tuple[int, int]
+"""A rank, and the number of a display among its own."""
 _TEXTS: Final = ("text/plain", "text/markdown", "text/latex")
 
 
@@ -78,18 +81,54 @@ def _fingerprint(data: dict[str, Any], metadata: dict[str, Any], file: str | Non
     return blake2b(text.encode(), digest_size=16).hexdigest(), len(text)
 
 
+class _Store:
+    """Displays by rank and ordinal, the one that was changed last at the end; equal bundles exist once."""
+
+    def __init__(self) -> None:
+        self.items: dict[Key, DisplayView] = {}
+        self.of_rank: dict[int, dict[Key, None]] = {}
+        self.nbytes = 0
+        self._bundles: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {}
+        self._uses: Counter[str] = Counter()
+
+    def put(self, key: Key, item: DisplayView) -> None:
+        """Add a display, or put it in the place of another one."""
+        name, size = _fingerprint(item.data, item.metadata, item.file)
+        self._uses[name] += 1
+        if self._uses[name] == 1:
+            self._bundles[name] = (item.data, item.metadata, size)
+            self.nbytes += size
+        self.forget(key)
+        data, metadata, _ = self._bundles[name]
+        self.items[key] = replace(item, data=data, metadata=metadata, key=name)
+        self.of_rank.setdefault(key[0], {})[key] = None
+
+    def forget(self, key: Key) -> None:
+        """Forget a display, if it is there."""
+        item = self.items.pop(key, None)
+        if item is None:
+            return
+        del self.of_rank[key[0]][key]
+        self._uses[item.key] -= 1
+        if not self._uses[item.key]:
+            del self._uses[item.key]
+            self.nbytes -= self._bundles.pop(item.key)[2]
+
+
 class Displays:
-    """All displays of a run. Iteration gives `DisplayView`s, equal ones of several ranks as one, in order."""
+    """All displays of a run. Iteration gives `DisplayView`s, equal ones of several ranks as one, in order.
+
+    The latest of each rank are kept, as far as there is room; one that alone is too big is kept as its plain text.
+    """
 
     def __init__(self, budget: int = MAX_BYTES) -> None:
         self._budget = budget
-        self._sizes: dict[str, int] = {}
-        self._bundles: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._items: dict[tuple[int, int], DisplayView] = {}  # by rank and ordinal
+        self._store = _Store()
         self._counts: dict[int, int] = {}
         self._frozen: list[DisplayView] = []
+        self._frozen_bytes = 0
         self.dropped = 0
-        """Displays of which only the plain text was kept."""
+        """Displays that are not kept as they were."""
         self.version = 0
         """Grows with each change."""
 
@@ -101,51 +140,50 @@ class Displays:
 
     def update(self, rank: int, display_id: str, shown: DisplayView) -> bool:
         """Give each display of a rank that has this id the bundle of ``shown``; tell whether there was one."""
-        found = [key for key, item in self._items.items() if key[0] == rank and item.display_id == display_id]
+        items = self._store.items
+        found = [key for key in self._store.of_rank.get(rank, ()) if items[key].display_id == display_id]
         for key in found:
-            item = self._items[key]
-            self._put(
-                key,
-                replace(
-                    item, data=shown.data, metadata=shown.metadata, file=shown.file, version=item.version + 1
-                ),
+            new = replace(
+                items[key],
+                data=shown.data,
+                metadata=shown.metadata,
+                file=shown.file,
+                version=items[key].version + 1,
             )
+            self._put(key, new)
         return bool(found)
 
     def clear(self, rank: int) -> None:
         """Forget what a rank has displayed so far."""
-        for key in [key for key in self._items if key[0] == rank]:
-            del self._items[key]
+        for key in list(self._store.of_rank.get(rank, ())):
+            self._store.forget(key)
         self.version += 1
-        self._sweep()
 
     def freeze(self) -> None:
         """Keep what there is as it is: the ranks that could update it are gone."""
         self._frozen += self._grouped()
-        self._items.clear()
+        self._frozen_bytes += self._store.nbytes
+        self._store = _Store()
         self._counts.clear()
 
-    def _put(self, key: tuple[int, int], item: DisplayView) -> None:
+    def _put(self, key: Key, item: DisplayView) -> None:
         self.version += 1
-        name, size = _fingerprint(item.data, item.metadata, item.file)
-        if name not in self._bundles:
-            if sum(self._sizes.values()) + size > self._budget:
-                self._items.pop(key, None)
-                self._sweep()
-            if sum(self._sizes.values()) + size > self._budget:
-                self.dropped += 1
-                item = replace(item, data={"text/plain": item.text[:1_000]}, metadata={})
-                name, size = _fingerprint(item.data, item.metadata, item.file)
-            self._bundles[name], self._sizes[name] = (item.data, item.metadata), size
-        data, metadata = self._bundles[name]
-        self._items[key] = replace(item, data=data, metadata=metadata, key=name)
-        if len(self._bundles) > 2 * len(self._items) + 16:
-            self._sweep()
+        if _fingerprint(item.data, item.metadata, item.file)[1] > self._budget:
+            self.dropped += 1
+            item = replace(item, data={"text/plain": item.text[:1_000]}, metadata={})
+        store = self._store
+        store.put(key, item)
+        if len(store.of_rank[key[0]]) > MAX_DISPLAYS:
+            self._drop(next(iter(store.of_rank[key[0]])))
+        while store.nbytes + self._frozen_bytes > self._budget and len(store.items) > 1:
+            self._drop(next(iter(store.items)))
+        if store.nbytes + self._frozen_bytes > self._budget:
+            self.dropped += len(self._frozen)
+            self._frozen, self._frozen_bytes = [], 0
 
-    def _sweep(self) -> None:
-        used = {item.key for item in (*self._items.values(), *self._frozen)}
-        for name in self._bundles.keys() - used:
-            del self._bundles[name], self._sizes[name]
+    def _drop(self, key: Key) -> None:
+        self._store.forget(key)
+        self.dropped += 1
 
     def _grouped(self) -> list[DisplayView]:
         """Return equal displays of several ranks as one, where the first of them stands.
@@ -155,7 +193,7 @@ class Displays:
         """
         seen: dict[tuple[int, bool, str], int] = {}
         groups: dict[tuple[int, bool, str], list[DisplayView]] = {}
-        for (rank, _), item in sorted(self._items.items()):
+        for (rank, _), item in sorted(self._store.items.items()):
             number = seen[rank, item.result, item.key] = seen.get((rank, item.result, item.key), 0) + 1
             groups.setdefault((number, item.result, item.key), []).append(item)
         # A value stands where its last rank shows it, after all that these ranks have displayed before.

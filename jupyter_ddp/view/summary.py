@@ -150,9 +150,8 @@ def note_lines(view: RunView) -> list[str]:
     if failure is not None and view.reason and view.reason not in failure.headline:
         lines.append(f"note: {view.reason}")
     if view.displays.dropped:
-        lines.append(
-            f"note: {count_text(view.displays.dropped, 'display')} kept as text only: too much rich output"
-        )
+        dropped = count_text(view.displays.dropped, "display")
+        lines.append(f"note: {dropped} not kept here, too much rich output: the log has all of it")
     if view.missing or view.missing_bytes:
         what = count_text(view.missing, "event") if view.missing else count_text(view.missing_bytes, "byte")
         lines.append(f"warning: {what} of this run's log did not arrive")

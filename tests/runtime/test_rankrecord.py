@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jupyter_ddp.events import decode
-from jupyter_ddp.runtime.rankrecord import RankRecord
+from jupyter_ddp.runtime.rankrecord import TURNS, TURNS_BURST, RankRecord
 from jupyter_ddp.runtime.record import LogWriter, log_path, stream_path
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no ranks on Windows")
@@ -61,3 +61,10 @@ def test_a_rank_that_has_ended_gets_no_signal(record):
     record.pid = os.getpid()
     record.ended = True
     assert not record.kill(signal.SIGTERM)
+
+
+def test_turns_between_the_streams_have_their_places_up_to_a_rate(tmp_path):
+    record = RankRecord(tmp_path, 0)
+    assert sum(record.may_turn(1000.0) for _ in range(5000)) == TURNS_BURST
+    assert sum(record.may_turn(1001.0) for _ in range(5000)) == TURNS
+    assert sum(record.may_turn(5000.0) for _ in range(5000)) == TURNS_BURST
