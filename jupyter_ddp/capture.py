@@ -41,14 +41,12 @@ class Payload:
         nbytes: Size of the file that `write` makes.
         report: What goes and how big.
         mentions: Modules that it needs, and names in its code.
-        seconds: How long it took to collect it.
     """
 
     names: tuple[str, ...]
     nbytes: int
     report: CaptureReport
     mentions: frozenset[str]
-    seconds: float
     content: container.Container = field(repr=False)
 
     def write(self, path: str | os.PathLike[str]) -> int:
@@ -76,7 +74,6 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
         CaptureError: Variables that cannot travel, each with the way to the culprit and the way out; or a name in
             ``push`` that the notebook does not have.
     """
-    begin = time.monotonic()
     names = _read_names(program, namespace) if push is None else _pushed_names(push, namespace)
     namespaces = [namespace]
     main = sys.modules.get("__main__")
@@ -114,7 +111,7 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
         report = CaptureReport(items, (announcement, *report.notes), total, report.sources)
     used = (modules.used_by(sys.modules[name]) for name in helpers)
     mentions = frozenset(pickler.mentions.union(pickler.modules, *used))
-    return Payload(tuple(names), total, report, mentions, time.monotonic() - begin, content)
+    return Payload(tuple(names), total, report, mentions, content)
 
 
 def _read_names(program: Program, namespace: dict[str, Any]) -> list[str]:

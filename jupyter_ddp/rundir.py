@@ -32,8 +32,6 @@ FLOOD_TEXT: Final = 64 << 10
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}")
 _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that began before
 LAST_LINES: Final = 12
-PAYLOAD_KEPT: Final = 16 << 20
-"""Bytes up to which variables stay with a run: another kernel needs them to read values of the notebook's classes."""
 RUN_BYTES: Final = 4 * 10**9
 """Bytes that the text of a run may take on disk, if nothing else is set."""
 KEPT: Final = ("model", "output", "checkpoints")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from jupyter_ddp.backends import Problem
-    from jupyter_ddp.capture import Payload
     from jupyter_ddp.cell import Program
     from jupyter_ddp.config import LaunchConfig
     from jupyter_ddp.rundir import RunDirectory
@@ -65,11 +64,8 @@ class ScriptedBackend:
         del config, program
         return f"{len(self._events)} scripted events"
 
-    def start(
-        self, config: LaunchConfig, program: Program, rundir: RunDirectory, payload: Payload | None = None
-    ) -> ScriptedJob:
+    def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> ScriptedJob:
         """Write all events into the run directory."""
-        del payload
         self.started.append((config, program))
         attempt = rundir.facts()["attempt"]
         for node in range(config.instance_count):
@@ -88,8 +84,6 @@ class ScriptedBackend:
 
 class ScriptedJob:
     """The job of a `ScriptedBackend`: over from the start."""
-
-    notes: tuple[str, ...] = ()
 
     def __init__(self, backend: ScriptedBackend) -> None:
         self._backend = backend

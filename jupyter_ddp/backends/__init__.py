@@ -17,7 +17,6 @@ from jupyter_ddp.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jupyter_ddp.capture import Payload
     from jupyter_ddp.cell import Program
     from jupyter_ddp.config import LaunchConfig
     from jupyter_ddp.rundir import RunDirectory
@@ -46,13 +45,7 @@ class Problem:
 
 @runtime_checkable
 class Job(Protocol):
-    """A run that was started. It fills the run directory by itself; nobody has to call anything for that.
-
-    Attributes:
-        notes: Sentences about the start that the user should read.
-    """
-
-    notes: tuple[str, ...]
+    """A run that was started. It fills the run directory by itself; nobody has to call anything for that."""
 
     def poll(self) -> str | None:
         """Return None while the job may still write events, else a sentence about how it ended."""
@@ -95,16 +88,8 @@ class Backend(Protocol):
     def plan(self, config: LaunchConfig, program: Program) -> str:
         """Return what would be started: the exact command line or request, secrets masked."""
 
-    def start(
-        self, config: LaunchConfig, program: Program, rundir: RunDirectory, payload: Payload | None = None
-    ) -> Job:
-        """Start a run whose directory has its facts; who keeps the run alive takes over its lock.
-
-        Args:
-            config: What the run is to be, resolved.
-            program: The cell.
-            rundir: Where it is recorded.
-            payload: Its variables: the backend gets them to the ranks.
+    def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> Job:
+        """Start a run whose directory has its facts and its payload; who keeps the run alive takes over its lock.
 
         Raises:
             LaunchError: It cannot be started; nothing was.

@@ -30,8 +30,6 @@ END_TIMEOUT: Final = 6.0
 class LocalJob:
     """A run on this machine, as its kernel or another process of the same user sees it."""
 
-    notes: tuple[str, ...] = ()
-
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir = rundir
         self._guard: subprocess.Popen[bytes] | None = None

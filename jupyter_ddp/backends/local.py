@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import jupyter_ddp
 from jupyter_ddp.backends import Problem, _machine, _ports
 from jupyter_ddp.backends._guarded import SOCKETS_PREFIX, LocalJob
-from jupyter_ddp.backends._payload import Carried, carry
 from jupyter_ddp.backends._warm import WARM
 from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.errors import ConfigError, LaunchError
 from jupyter_ddp.events import PROTOCOL_VERSION
 from jupyter_ddp.launchers import WORKER, clean_environment, mpirun_command, torchrun_command, why_exec
 from jupyter_ddp.rundir import KEPT, RUN_BYTES
-from jupyter_ddp.runtime.process import file_id
 
 if TYPE_CHECKING:
-    from jupyter_ddp.capture import Payload
     from jupyter_ddp.cell import Program
     from jupyter_ddp.rundir import RunDirectory
 
@@ -148,9 +145,7 @@ class LocalBackend:
         env = [f"environment: {' '.join(f'{name}=***' for name in names)}"] if names else []
         return "\n".join([*lines, self._how_ranks_start(config, program), *env])
 
-    def start(
-        self, config: LaunchConfig, program: Program, rundir: RunDirectory, payload: Payload | None = None
-    ) -> LocalJob:
+    def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> LocalJob:
         """Start the guard, which starts the agents, which start the launcher, which starts the ranks."""
         failures = [str(problem) for problem in self.check(config) if problem.level == "fail"]
         if failures:
@@ -164,16 +159,10 @@ class LocalBackend:
             directory = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir=_machine.short_directory()))
             on_failure.callback(shutil.rmtree, directory, ignore_errors=True)
             sockets = [str(directory / str(node)) for node in range(config.instance_count)]
-            carried = carry(payload, rundir) if payload is not None else Carried()
-            keep = [rundir.hold(), *locks]
-            if carried.descriptor is not None:
-                ours.callback(os.close, carried.descriptor)
-                keep.append(carried.descriptor)
-            spec = self._spec(config, program, rundir, sockets, ports, carried)
+            spec = self._spec(config, program, rundir, sockets, ports)
             rundir.write_json("spec.json", spec)
             rundir.write_json("agent.json", {"sockets": sockets})
-            job = LocalJob.launch(rundir, spec, keep)
-            job.notes = (carried.note,) if carried.note else ()
+            job = LocalJob.launch(rundir, spec, [rundir.hold(), *locks])
             on_failure.pop_all()
             return job
 
@@ -225,7 +214,6 @@ class LocalBackend:
         rundir: RunDirectory,
         sockets: list[str],
         ports: list[int],
-        carried: Carried,
     ) -> dict[str, Any]:
         nproc = int(config.nproc_per_node)
         ranks = config.instance_count * nproc
@@ -252,7 +240,6 @@ class LocalBackend:
             "node_env": _share_gpus(config),
             "mpirun": mpirun,
             "mpi": flavour,
-            "payload_file": file_id(carried.descriptor) if carried.descriptor is not None else None,
             "run_bytes": facts.get("run_bytes", RUN_BYTES),
             "timeout": config.timeout,
             "start_timeout": config.start_timeout,
@@ -265,7 +252,7 @@ class LocalBackend:
                 "sys_path": [*_given_path(config), *sys.path],
                 "argv": ["<cell>"],
                 "env": {"PYTHONPATH": python_path},
-                "payload": carried.path,
+                "payload": str(rundir.payload) if rundir.payload.exists() else None,
                 "setup": config.setup,
                 "pull": [[pull.name, pull.rank] for pull in config.pull],
                 "init_process_group": config.init_process_group,

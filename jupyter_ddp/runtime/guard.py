@@ -25,7 +25,6 @@ from jupyter_ddp.runtime import waiting, zygote
 from jupyter_ddp.runtime.process import (
     become_subreaper,
     die_with_parent,
-    inherited,
     is_alive,
     kill_all,
     news_of_children,
@@ -75,15 +74,11 @@ def _guard(spec: dict[str, Any], run_dir: Path, owner: int, asks: socket.socket 
         signal.signal(number, signal.SIG_IGN)
     os.set_blocking(1, False)
     life, hold = os.pipe()
-    if spec.get("payload_file"):
-        spec["payload_descriptor"] = inherited(spec["payload_file"])
     start = partial(_start_agent, spec, run_dir=run_dir, life=life, hold=hold, asks=asks)
     from jupyter_ddp.runtime import agent  # noqa: F401 - once for all agents, while the zygote imports
 
     agents = {start(node): node for node in range(spec["nnodes"])}
     os.close(life)
-    if spec.get("payload_descriptor"):
-        os.close(spec["payload_descriptor"])  # the agents have it
     if asks is not None:
         asks.close()
     os.close(1)  # the doorbell's end of file means: no agent is left

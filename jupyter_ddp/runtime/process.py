@@ -53,21 +53,6 @@ def become_plain(parent: int, file_limit: int | None) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def file_id(descriptor: int) -> list[int]:
-    """Return what tells an open file from all others, in every process that has it."""
-    status = os.fstat(descriptor)
-    return [status.st_dev, status.st_ino]
-
-
-def inherited(wanted: list[int]) -> int | None:
-    """Return this process's descriptor of the file with this `file_id`. Linux."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            if file_id(int(name)) == wanted:
-                return int(name)
-    return None
-
-
 def raise_file_limit() -> int | None:
     """Allow this process as many open files as it may have; return the soft limit before, None where there is none.
 

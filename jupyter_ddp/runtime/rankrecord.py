@@ -31,7 +31,6 @@ class RankRecord:
         rank: The rank's number.
         pid: The rank's process, None before its hello.
         heard: Its Python heard the interrupt.
-        loaded: It has its variables, or does not need them any more.
         finished: None while the cell runs, then whether it ended well.
         ended: The process is gone and everything that it left has been read.
         failed: It told an error, or ended in a way that fails the run.
@@ -44,7 +43,6 @@ class RankRecord:
         self.stub: Channel | None = None
         self.channel: Channel | None = None
         self.heard = False
-        self.loaded = False
         self.finished: bool | None = None
         self.ended = False
         self.failed = False

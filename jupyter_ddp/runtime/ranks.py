@@ -6,7 +6,6 @@ sizes of the files that each frame carries.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -80,9 +79,6 @@ class Ranks:
         first = node * spec["nproc"]
         self._records = {rank: RankRecord(run_dir, rank) for rank in range(first, first + spec["nproc"])}
         self._cell = {**spec["cell"], "env": {**spec["cell"].get("env", {}), **spec["node_env"][node]}}
-        self._payload: int | None = spec.get("payload_descriptor")
-        if self._payload is not None:
-            self._cell["payload"] = f"/proc/{os.getpid()}/fd/{self._payload}"
         self._cell_lines = [spec["cell"]["magic"], *spec["cell"]["source"].splitlines()]
         self._run_dir = run_dir
         self._log = log
@@ -181,17 +177,9 @@ class Ranks:
                 self._running = True
                 self._log.add(RunEvent, phase="running", at=at)
             self._report(op="running", rank=record.rank)
-            self._has_loaded(record)
         elif kind is ErrorEvent and not record.failed:
             record.failed = True
             self._report(op="failed", rank=record.rank, told=True)
-
-    def _has_loaded(self, record: RankRecord) -> None:
-        """Let go of the variables, which may be memory, once no rank will open them any more."""
-        record.loaded = True
-        if self._payload is not None and all(one.loaded for one in self._records.values()):
-            os.close(self._payload)
-            self._payload = None
 
     # text
 
@@ -291,7 +279,6 @@ class Ranks:
             return
         record.drain(self._log, record.sizes())
         record.ended = True
-        self._has_loaded(record)
         self._hot.pop(record.rank, None)
         if signum is not None:
             self._add_stack(record.rank, read_text(self._run_dir / f"rank{record.rank}.fault"))

@@ -14,7 +14,6 @@ import pytest
 
 from jupyter_ddp.backends import _machine
 from jupyter_ddp.backends.local import LocalBackend
-from jupyter_ddp.capture import capture
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.events import ErrorEvent, Event, NoteEvent, OutEvent, RankEvent, RunEvent, StacksEvent
@@ -27,15 +26,7 @@ LIMIT = 60.0
 class Driven:
     """A run that a test drives."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        source: str,
-        variables: dict | None = None,
-        *,
-        run_bytes: int = RUN_BYTES,
-        **fields: object,
-    ) -> None:
+    def __init__(self, store: RunStore, source: str, *, run_bytes: int = RUN_BYTES, **fields: object) -> None:
         backend = LocalBackend()
         config = backend.resolve(LaunchConfig(**{"nproc_per_node": 2, "protocol": "mpirun", **fields}))
         self.rundir = store.create()
@@ -57,9 +48,7 @@ class Driven:
         self._protocol = config.protocol
         self.events: list[Event] = []
         self._reader = EventReader(self.rundir)
-        program = Program(source=source, magic="%%distributed")
-        payload = capture(program, variables, push=tuple(variables)) if variables else None
-        self.job = backend.start(config, program, self.rundir, payload)
+        self.job = backend.start(config, Program(source=source, magic="%%distributed"), self.rundir)
 
     def until(self, what: Callable[[], object], *, or_over: bool = True) -> None:
         """Read events until something is true, or the run is over."""
@@ -168,8 +157,8 @@ def start(tmp_path: Path):
     """Start runs whose processes are gone when the test is over."""
     runs: list[Driven] = []
 
-    def begin(source: str, variables: dict | None = None, **fields: object) -> Driven:
-        runs.append(Driven(RunStore(tmp_path / "runs"), source, variables, **fields))
+    def begin(source: str, **fields: object) -> Driven:
+        runs.append(Driven(RunStore(tmp_path / "runs"), source, **fields))
         return runs[-1]
 
     yield begin
