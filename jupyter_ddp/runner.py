@@ -20,7 +20,7 @@ from jupyter_ddp.carrying import carry
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config.fields import MASK
 from jupyter_ddp.display import NotebookPublisher, Publisher, TerminalPublisher
-from jupyter_ddp.errors import DistributedError, RunInterrupt
+from jupyter_ddp.errors import DistributedError, LaunchError, RunInterrupt
 from jupyter_ddp.events import PROTOCOL_VERSION, NoteEvent
 from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
@@ -123,8 +123,13 @@ def run_program(
             rundir.write_json("run.json", _facts(rundir.run_id, program, payload, config, origins or {}, ip))
             seconds = carry(payload, rundir, by_descriptor=getattr(backend, "takes_descriptor", False))
             job = backend.start(config, program, rundir)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(rundir.path, ignore_errors=True)
+            if isinstance(error, OSError):
+                text = f"the run could not be recorded in {rundir.path} ({error.strerror})"
+                raise LaunchError(
+                    f"{text}: see to that, or set c.DistributedMagics.run_root to another disk"
+                ) from error
             raise
         finally:
             rundir.let_go()

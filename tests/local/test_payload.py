@@ -570,17 +570,25 @@ def test_a_full_disk_is_told_in_a_sentence_and_nothing_is_started(store, full_di
 
 
 @linux
-def test_a_limit_for_files_is_told_in_a_sentence_and_nothing_is_started(store):
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (1 << 20, "(File too large): start Jupyter with a higher limit for files (ulimit -f)"),
+        (10, "(File too large): see to that, or set c.DistributedMagics.run_root to another disk"),
+    ],
+    ids=["variables", "facts"],
+)
+def test_a_limit_for_files_is_told_in_a_sentence_and_nothing_is_started(store, limit, words):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         with pytest.raises(LaunchError) as caught:
             launch(len, np.ones(LARGE, "u1"), config=ONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
-    assert "(File too large): start Jupyter with a higher limit for files (ulimit -f)" in str(caught.value)
+    assert words in str(caught.value)
     assert store.list() == []
     assert os.getpid() not in holders()
 
