@@ -36,6 +36,8 @@ _SEARCH_SECONDS: Final = 1.5
 class Payload:
     """Variables on their way to the ranks, still in memory: arrays are not copied before `write`.
 
+    As long as it holds them, a ``bytearray`` among them cannot grow, and no array is given back: see `release`.
+
     Attributes:
         names: The variables.
         nbytes: Size of the file that `write` makes.
@@ -61,6 +63,10 @@ class Payload:
         """Write the payload into an empty file or ``memfd`` and return its size."""
         return container.write_to(descriptor, self.content)
 
+    def release(self) -> None:
+        """Let go of the variables. What remains is what is known about them; it cannot be written any more."""
+        container.release(self.content)
+
 
 def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] | None = None) -> Payload:
     """Return the variables that a cell needs, ready to travel. Nothing is written or started.
@@ -74,6 +80,7 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
         CaptureError: Variables that cannot travel, each with the way to the culprit and the way out; or a name in
             ``push`` that the notebook does not have.
     """
+    begin = time.monotonic()
     names = _read_names(program, namespace) if push is None else _pushed_names(push, namespace)
     namespaces = [namespace]
     main = sys.modules.get("__main__")
@@ -105,10 +112,8 @@ def capture(program: Program, namespace: dict[str, Any], *, push: Sequence[str] 
         CaptureItem(name, describe(namespace[name]), sizes[name], _how(pickler, namespace[name], helpers))
         for name in names
     )
-    report = CaptureReport(items, (*pickler.notes, *_stale(helpers)), total, tuple(sorted(helpers)))
-    announcement = report.announcement()
-    if announcement is not None:
-        report = CaptureReport(items, (announcement, *report.notes), total, report.sources)
+    notes = (*pickler.notes, *_stale(helpers))
+    report = CaptureReport(items, notes, total, tuple(sorted(helpers)), time.monotonic() - begin)
     used = (modules.used_by(sys.modules[name]) for name in helpers)
     mentions = frozenset(pickler.mentions.union(pickler.modules, *used))
     return Payload(tuple(names), total, report, mentions, content)

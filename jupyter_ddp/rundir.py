@@ -36,6 +36,8 @@ RUN_BYTES: Final = 4 * 10**9
 """Bytes that the text of a run may take on disk, if nothing else is set."""
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
+PAYLOAD_KEPT: Final = 16 << 20
+"""Bytes of variables up to which a run keeps them: another kernel finds the notebook's classes in them."""
 
 
 def default_root() -> Path:
@@ -53,10 +55,13 @@ class RunDirectory:
 
     Attributes:
         path: The directory, 0700 and this user's.
+        carried: A descriptor of the notebook's variables on their way to the ranks, if they are in no file that has a
+            name. `let_go` closes it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.carried: int | None = None
         self._held: int | None = None
 
     def __repr__(self) -> str:
@@ -69,8 +74,17 @@ class RunDirectory:
 
     @property
     def payload(self) -> Path:
-        """Where the notebook's variables are on their way to the ranks."""
+        """Where the notebook's variables are on their way to the ranks, if they have a name."""
         return self.path / "payload.bin"
+
+    def open_payload(self) -> int | None:
+        """Return a new descriptor of the notebook's variables, for reading; None: there are none."""
+        if self.carried is not None:
+            return os.dup(self.carried)
+        try:
+            return os.open(self.payload, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
 
     def facts(self) -> dict[str, Any]:
         """Return ``run.json``: what was started, by whom, when. An empty dictionary if it cannot be read."""
@@ -122,7 +136,10 @@ class RunDirectory:
         return self._held
 
     def let_go(self) -> None:
-        """Give up this object's hold, if it has any; others that inherited the descriptor keep theirs."""
+        """Give up what this object holds, lock and variables; others that inherited the descriptors keep theirs."""
+        if self.carried is not None:
+            os.close(self.carried)
+            self.carried = None
         if self._held is not None:
             os.close(self._held)
             self._held = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp import backends, hints
 from jupyter_ddp.capture import capture
+from jupyter_ddp.carrying import carry
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config.fields import MASK
 from jupyter_ddp.display import NotebookPublisher, Publisher, TerminalPublisher
@@ -25,7 +26,7 @@ from jupyter_ddp.interrupt import InterruptFlag
 from jupyter_ddp.line.effective import effective_line
 from jupyter_ddp.preflight import preflight
 from jupyter_ddp.run import Run
-from jupyter_ddp.rundir import RUN_BYTES, RunStore, new_attempt
+from jupyter_ddp.rundir import PAYLOAD_KEPT, RUN_BYTES, RunStore, new_attempt
 from jupyter_ddp.settings import SETTINGS, current_config
 from jupyter_ddp.view import fold
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 IDLE: Final = 0.5
 RETRY: Final = 0.02
 KILL_LIMIT: Final = 1.0
-PAYLOAD_KEPT: Final = 16 << 20
-"""Bytes of variables up to which a run keeps them: another kernel finds the notebook's classes in them."""
 _INHERITED: Final = {"config", "panel", "traits"}
 SECRET_LENGTH: Final = 6
 CALL: Final = "_function(*_args, **_kwargs)"
@@ -122,16 +121,22 @@ def run_program(
         try:
             rundir.hold()
             rundir.write_json("run.json", _facts(rundir.run_id, program, payload, config, origins or {}, ip))
-            _write(payload, rundir.payload)
+            seconds = carry(payload, rundir, by_descriptor=getattr(backend, "takes_descriptor", False))
             job = backend.start(config, program, rundir)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(rundir.path, ignore_errors=True)
+            if isinstance(error, OSError):
+                text = f"the run could not be recorded in {rundir.path} ({error.strerror})"
+                raise LaunchError(
+                    f"{text}: see to that, or set c.DistributedMagics.run_root to another disk"
+                ) from error
             raise
         finally:
             rundir.let_go()
         run = Run(rundir, job, output_cap=output_cap)
         try:
-            _tell(run, *program.warnings, *payload.report.notes)
+            announcement = payload.report.announcement(seconds)
+            _tell(run, *program.warnings, *filter(None, [announcement]), *payload.report.notes)
             follow(run, publisher, flag)
             _tell(run, *run.pulled()[1], *hints.for_failure(run.view, namespace or {}))
             if ip is not None and SETTINGS.warm is False and backends.forks(config, program):
@@ -144,17 +149,6 @@ def run_program(
     if flag.count and result.outcome in ("interrupted", "stopped"):
         raise RunInterrupt(result)
     return result
-
-
-def _write(payload: Payload, path: Path) -> None:
-    try:
-        payload.write(path)
-    except OSError as error:
-        size = f"{payload.nbytes:,} bytes of variables"
-        raise LaunchError(
-            f"{size} could not be written to {path.parent} ({error.strerror}): "
-            "free space there, or set c.DistributedMagics.run_root"
-        ) from error
 
 
 def _tell(run: Run, *notes: str) -> None:

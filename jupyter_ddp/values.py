@@ -49,7 +49,7 @@ class SavedValue:
 
 
 def read_payload(
-    path: str | os.PathLike[str], local_rank: int | None, *, main: dict[str, Any] | None = None
+    path: str | os.PathLike[str] | int, local_rank: int | None, *, main: dict[str, Any] | None = None
 ) -> Loaded:
     """Return the variables in a payload, on a rank.
 
@@ -57,7 +57,7 @@ def read_payload(
     variables there. The text of notebook cells is registered for tracebacks, helper modules become importable.
 
     Args:
-        path: The payload. It may be unlinked afterwards.
+        path: The payload, which may be unlinked afterwards; or a descriptor of it, which is closed.
         local_rank: CUDA tensors go to ``cuda:<local_rank>`` where there is one; None keeps them on the CPU.
         main: The namespace in which the cell will run; None: that of the module ``__main__``, which must be
             in place.
@@ -159,11 +159,11 @@ def load_value(path: str | os.PathLike[str], run_dir: str | os.PathLike[str]) ->
         return next(_values(content, content.head["names"]))
 
 
-def _open(path: str | os.PathLike[str], *, map_above: int = 0) -> container.Container:
+def _open(path: str | os.PathLike[str] | int, *, map_above: int = 0) -> container.Container:
     try:
         content = container.read(path, map_above=map_above)
     except container.ContainerError as error:
-        message = f"{os.fspath(path)}: {error}"
+        message = str(error) if isinstance(path, int) else f"{os.fspath(path)}: {error}"
         raise ValueTravelError(message) from None
     written = content.head.get("python")
     if written != container.PYTHON:

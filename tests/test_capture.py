@@ -5,10 +5,14 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from jupyter_ddp.travel.report import CaptureItem, CaptureReport
 from tests.journey import travel
 
 
@@ -27,14 +31,42 @@ def test_a_cell_gets_what_it_reads_and_nothing_else(tmp_path):
     assert "get_ipython" in trip.facts["err"]  # this rank has no shell, and the notebook's did not come
 
 
-def test_a_giant_that_the_cell_uses_is_announced(tmp_path):
+def test_a_giant_that_the_cell_uses_is_in_the_table(tmp_path):
     """B13"""
     trip = travel(
         tmp_path, "import numpy as np\nhoard = np.zeros(120_000_000, dtype='u1')", "print(hoard.sum())"
     )
-    assert trip.facts["notes"] == ["120 MB of variables travel to the ranks: `hoard` 120 MB"]
+    assert trip.facts["notes"] == []
     assert trip.out == ["0"]
     assert "hoard  numpy.ndarray uint8 (120000000,)     120 MB" in trip.facts["table"]
+
+
+def test_many_bytes_are_announced_with_the_time_that_they_took():
+    items = tuple(
+        CaptureItem(name, "numpy.ndarray", size, "value")
+        for name, size in {"a": 1_000, "big": 9_000_000, "small": 7_000_000, "none": 0}.items()
+    )
+    text = "16.0 MB of variables travel to the ranks, made ready in 1.5 s: `big` 9.0 MB, `small` 7.0 MB, `a` 1.0 kB"
+    assert CaptureReport(items, total=16_000_000, seconds=0.5).announcement(1.0) == text
+    assert CaptureReport(items, total=15_999_999).announcement(1.0) is None
+
+
+def test_what_was_written_is_let_go(tmp_path):
+    """An array that is being sent cannot be resized; one that was sent can, whoever still holds the payload."""
+    from types import SimpleNamespace
+
+    from jupyter_ddp.capture import capture
+
+    namespace = {"text": bytearray(10_000), "array": np.arange(10_000), "net": torch.ones(10_000)}
+    gone = weakref.ref(namespace["array"])
+    payload = capture(SimpleNamespace(reads=frozenset(namespace), assigns=frozenset()), namespace)
+    payload.write(tmp_path / "p")
+    payload.release()
+    namespace["text"].extend(b"more")
+    namespace.clear()
+    assert gone() is None
+    assert payload.names == ("array", "net", "text")
+    assert payload.report.total == payload.nbytes
 
 
 def test_functions_live_in_the_ranks_namespace(tmp_path):

@@ -26,7 +26,9 @@ LAYERS = (
     names("testing"),
     names("magics"),
     # what happens in the notebook
-    names("capture cell display doctor hints history interrupt lab panel preflight run runner settings"),
+    names(
+        "capture carrying cell display doctor hints history interrupt lab memory panel preflight run runner settings"
+    ),
     # where ranks run, what is on disk, and what is made of it
     names("backends rundir bundles locks logend tail transcript travel values result render line"),
     # the view and its parts; command lines

@@ -91,6 +91,9 @@ class Backend(Protocol):
     def start(self, config: LaunchConfig, program: Program, rundir: RunDirectory) -> Job:
         """Start a run whose directory has its facts and its payload; who keeps the run alive takes over its lock.
 
+        The payload is the file `RunDirectory.payload`. A backend with a true attribute ``takes_descriptor`` asks
+        `RunDirectory.open_payload`: then a large one needs no name.
+
         Raises:
             LaunchError: It cannot be started; nothing was.
         """

@@ -38,7 +38,7 @@ class LocalJob:
 
     @classmethod
     def launch(cls, rundir: RunDirectory, spec: dict[str, Any], keep: list[int]) -> LocalJob:
-        """Start the guard of a run; it inherits the descriptors `keep` (locks) and holds them while it lives."""
+        """Start the guard of a run; it inherits the descriptors `keep`: locks, which it holds, and the payload's."""
         job = cls(rundir)
         read, write = os.pipe()
         env = {**clean_environment(os.environ), "PYTHONUNBUFFERED": "1"}

@@ -76,7 +76,7 @@ class Warm:
         Args:
             env: The ranks' environment.
             run_dir: The run directory, with its ``spec.json``.
-            descriptors: The doorbell, the guard's log, and locks to hold.
+            descriptors: The doorbell, the guard's log, and what else it shall have.
         """
         self._remember(env)
         guard, line = self._guard, self._line
@@ -86,7 +86,8 @@ class Warm:
         self._guard = self._line = None
         try:
             line.settimeout(_TAKEN_LIMIT)
-            socket.send_fds(line, [pack({"run_dir": str(run_dir)})], list(descriptors))
+            handed = {"run_dir": str(run_dir), "descriptors": list(descriptors)}
+            socket.send_fds(line, [pack(handed)], list(descriptors))
             taken = bool(line.recv(1))
         except OSError:
             taken = False

@@ -36,6 +36,7 @@ class LocalBackend:
     """Ranks on this machine. Linux and macOS."""
 
     name = "local"
+    takes_descriptor = True
 
     def check(self, config: LaunchConfig) -> list[Problem]:
         """Return what is wrong or remarkable on this machine for this configuration."""
@@ -160,9 +161,15 @@ class LocalBackend:
             on_failure.callback(shutil.rmtree, directory, ignore_errors=True)
             sockets = [str(directory / str(node)) for node in range(config.instance_count)]
             spec = self._spec(config, program, rundir, sockets, ports)
+            kept = [rundir.hold(), *locks]
+            payload = rundir.open_payload()
+            if payload is not None:
+                ours.callback(os.close, payload)
+                kept.append(payload)
+            spec["payload"] = payload
             rundir.write_json("spec.json", spec)
             rundir.write_json("agent.json", {"sockets": sockets})
-            job = LocalJob.launch(rundir, spec, [rundir.hold(), *locks])
+            job = LocalJob.launch(rundir, spec, kept)
             on_failure.pop_all()
             return job
 
@@ -252,7 +259,6 @@ class LocalBackend:
                 "sys_path": [*_given_path(config), *sys.path],
                 "argv": ["<cell>"],
                 "env": {"PYTHONPATH": python_path},
-                "payload": str(rundir.payload) if rundir.payload.exists() else None,
                 "setup": config.setup,
                 "pull": [[pull.name, pull.rank] for pull in config.pull],
                 "init_process_group": config.init_process_group,

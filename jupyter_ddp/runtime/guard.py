@@ -46,9 +46,10 @@ def main(arguments: list[str]) -> None:
         handed = waiting.wait(owner)
         if handed is None:
             return
-        run_dir, give_id = handed
+        run_dir = handed.run_dir
         spec = _take_spec(run_dir)
-        asks = give_id(spec["run_id"])
+        spec["payload"] = handed.numbers.get(spec["payload"])
+        asks = handed.give_id(spec["run_id"])
     else:
         run_dir = Path(arguments[0])
         spec = _take_spec(run_dir)
@@ -79,6 +80,8 @@ def _guard(spec: dict[str, Any], run_dir: Path, owner: int, asks: socket.socket 
 
     agents = {start(node): node for node in range(spec["nnodes"])}
     os.close(life)
+    if spec["payload"] is not None:
+        os.close(spec["payload"])  # the agents have it: it goes when they and the ranks have let go
     if asks is not None:
         asks.close()
     os.close(1)  # the doorbell's end of file means: no agent is left

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from jupyter_ddp.runtime.wire import Decoder, WireError, pack
@@ -28,6 +29,7 @@ ORPHAN_GRACE: Final = 2.0
 """Seconds between the SIGTERM and the end of a rank whose agent has gone."""
 ORPHAN_EXIT_CODE: Final = 75
 BELL_SUFFIX: Final = ".bell"
+_CLOSE_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # not on macOS
 
 
 def connect(path: str) -> socket.socket:
@@ -110,7 +112,10 @@ class Link:
         return sent.wait(limit)
 
     def receive(self) -> dict[str, Any]:
-        """Return the next frame from the agent, however long it takes."""
+        """Return the next frame from the agent, however long it takes.
+
+        A true ``payload`` is the descriptor that came with the frame, and the caller's to close.
+        """
         return self._incoming.get()
 
     def _send_frames(self) -> None:
@@ -127,10 +132,19 @@ class Link:
 
     def _receive_frames(self) -> None:
         decoder = Decoder()
+        descriptors: deque[int] = deque()
         with contextlib.suppress(OSError, WireError):
-            while data := self._sock.recv(CHUNK):
+            while True:
+                data, arrived, _, _ = socket.recv_fds(self._sock, CHUNK, 1, _CLOSE_ON_EXEC)
+                if not data:
+                    break
+                for descriptor in arrived:
+                    os.set_inheritable(descriptor, False)
+                descriptors += arrived
                 for frame in decoder.feed(data):
                     if frame is not None:
+                        if frame.get("payload"):
+                            frame["payload"] = descriptors.popleft()
                         self._incoming.put(frame)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE)

@@ -12,6 +12,7 @@ import selectors
 import socket
 import struct
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from jupyter_ddp.runtime.wire import Decoder, WireError, pack
@@ -46,7 +47,7 @@ class Channel:
         self._socket = connection
         self._selector = selector
         self._decoder = Decoder()
-        self._outgoing = bytearray()
+        self._outgoing: deque[tuple[memoryview, int | None]] = deque()
         self._events = selectors.EVENT_READ
         self._on_ready = on_ready
         self.role = ""
@@ -90,26 +91,46 @@ class Channel:
                 self.close()
                 raise
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message, or keep it until the peer can take it. A closed channel drops it."""
+    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        """Send a message, or keep it until the peer can take it. A closed channel drops it.
+
+        Args:
+            message: The message.
+            descriptor: One that the peer gets a copy of, with the message's first byte; it stays the caller's.
+        """
         if self.closed:
             return
-        self._outgoing += pack(message)
+        copy = None if descriptor is None else os.dup(descriptor)
+        self._outgoing.append((memoryview(pack(message)), copy))
         self._flush()
 
     def _flush(self) -> None:
         try:
             while self._outgoing:
-                sent = self._socket.send(self._outgoing)
-                del self._outgoing[:sent]
+                data, descriptor = self._outgoing[0]
+                if descriptor is None:
+                    sent = self._socket.send(data)
+                else:
+                    sent = socket.send_fds(self._socket, [data], [descriptor])
+                    os.close(descriptor)
+                if sent == len(data):
+                    self._outgoing.popleft()
+                else:
+                    self._outgoing[0] = (data[sent:], None)
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:  # the end of file is told by receive
-            self._outgoing.clear()
+            self._drop_outgoing()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         if events != self._events and not self.closed:
             self._events = events
             self._selector.modify(self._socket, events, self._handle)
+
+    def _drop_outgoing(self) -> None:
+        for _, descriptor in self._outgoing:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._outgoing.clear()
 
     def finish(self, limit: float) -> None:
         """Say that nothing more comes, wait until the peer has closed its end (at most `limit` seconds), and close."""
@@ -126,6 +147,7 @@ class Channel:
         """Close the connection. Closing twice does nothing."""
         if not self.closed:
             self.closed = True
+            self._drop_outgoing()
             self._selector.unregister(self._socket)
             self._socket.close()
 

@@ -172,7 +172,8 @@ class Rank:
                 raise error
             step = "while the notebook's variables were loaded"
             if frame.get("payload"):
-                self._load(shell, frame["payload"])
+                payload, frame["payload"] = frame["payload"], None
+                self._load(shell, payload)
             step = "in init_process_group"
             if frame.get("init_process_group"):
                 group.initialise(frame["init_process_group"])
@@ -180,10 +181,10 @@ class Rank:
             return Ending(error, time.time(), source, step)
         return Ending()
 
-    def _load(self, shell: RankShell, path: str) -> None:
+    def _load(self, shell: RankShell, payload: int) -> None:
         from jupyter_ddp.values import read_payload
 
-        loaded = read_payload(path, self._local_rank, main=shell.user_ns)
+        loaded = read_payload(payload, self._local_rank, main=shell.user_ns)
         shell.user_ns.update(loaded.namespace)
         for note in loaded.notes:
             self._put(NoteEvent(text=note, time=time.time()))

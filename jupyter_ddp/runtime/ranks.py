@@ -6,6 +6,7 @@ sizes of the files that each frame carries.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -90,6 +91,8 @@ class Ranks:
         self._hold = holds_cells(spec)
         self._room = room = Room(spec["run_bytes"] // spec["nnodes"])
         log.make_room = lambda: room.squeeze(self._streams())
+        self._payload: int | None = spec["payload"]
+        self._without_cell = len(self._records)
         self.ending = False
 
     # connections
@@ -119,7 +122,12 @@ class Ranks:
                 self._send_cell(record.channel)
 
     def _send_cell(self, channel: Channel) -> None:
-        channel.send({"op": "cell", "n": 0, **self._cell})
+        has_payload = self._payload is not None
+        channel.send({"op": "cell", "n": 0, "payload": has_payload, **self._cell}, self._payload)
+        self._without_cell -= 1
+        if self._payload is not None and not self._without_cell:
+            os.close(self._payload)  # memory that only the ranks hold goes with them
+            self._payload = None
 
     def receive(self, channel: Channel, message: dict[str, Any]) -> None:
         """Take in a message of a rank or of a stub."""

@@ -1,8 +1,8 @@
 """A guard that waits for its run, with a zygote that has imported torch already: ``guard --wait <pid of the owner>``.
 
 The owner hands a run over on standard input, a socket: one frame with the run directory, and the descriptors of
-doorbell, log and locks. Until then it dies with its owner, when it is let go, and after `IDLE` seconds: what a zygote
-keeps in memory is given back.
+doorbell, log, locks and payload. Until then it dies with its owner, when it is let go, and after `IDLE` seconds:
+what a zygote keeps in memory is given back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import selectors
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,8 +28,23 @@ TAKEN: Final = b"+"
 """What the owner hears when its run is in good hands."""
 
 
-def wait(owner: int, limit: float = IDLE) -> tuple[Path, Callable[[str], socket.socket | None]] | None:
-    """Return the run's directory and what gives the zygote its id, or None when nobody wants it."""
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A run that was handed over.
+
+    Attributes:
+        run_dir: Its directory.
+        give_id: Gives the zygote its id, and returns where agents ask it.
+        numbers: Descriptors: the owner's numbers, and what they are here.
+    """
+
+    run_dir: Path
+    give_id: Callable[[str], socket.socket | None]
+    numbers: dict[int, int]
+
+
+def wait(owner: int, limit: float = IDLE) -> Handed | None:
+    """Return the run that this process gets, or None when nobody wants it."""
     asks = zygote.start(sys.executable, dict(os.environ), zygote.NOBODY, Path("/"), Path(os.devnull))
     from jupyter_ddp.runtime import agent  # noqa: F401 - so that it need not be imported later
 
@@ -39,7 +55,7 @@ def wait(owner: int, limit: float = IDLE) -> tuple[Path, Callable[[str], socket.
     message = next(iter(Decoder().feed(data)), None)
     if not message or len(descriptors) < 2:
         return None
-    doorbell, log, *_ = descriptors  # the others are locks: they are held, no more
+    doorbell, log, *others = descriptors  # locks are held, no more
     for descriptor, standard in ((doorbell, 1), (log, 2)):
         os.dup2(descriptor, standard)
         os.close(descriptor)
@@ -53,7 +69,7 @@ def wait(owner: int, limit: float = IDLE) -> tuple[Path, Callable[[str], socket.
             zygote.name(asks, run_id)
         return asks
 
-    return run_dir, give_id
+    return Handed(run_dir, give_id, dict(zip(message["descriptors"][2:], others, strict=True)))
 
 
 def _readable(line: socket.socket, owner: int, limit: float) -> bool:

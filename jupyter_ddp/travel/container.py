@@ -48,7 +48,7 @@ class Container:
 
     head: dict[str, Any]
     pickles: memoryview
-    buffers: Sequence[memoryview]
+    buffers: list[memoryview]
 
 
 def layout(
@@ -100,6 +100,14 @@ def write_to(descriptor: int, container: Container) -> int:
     return size
 
 
+def release(container: Container) -> None:
+    """Let go of the buffers, so that their owners can be resized and freed."""
+    container.pickles.release()
+    for buffer in container.buffers:
+        buffer.release()
+    container.buffers.clear()
+
+
 def _write_at(descriptor: int, offset: int, data: memoryview) -> None:
     os.lseek(descriptor, offset, os.SEEK_SET)
     done = 0
@@ -107,8 +115,11 @@ def _write_at(descriptor: int, offset: int, data: memoryview) -> None:
         done += os.write(descriptor, data[done : done + _CHUNK])
 
 
-def read(path: str | os.PathLike[str], *, map_above: int = 0) -> Container:
+def read(path: str | os.PathLike[str] | int, *, map_above: int = 0) -> Container:
     """Read a container; files above ``map_above`` bytes are mapped copy-on-write, smaller ones are read.
+
+    A descriptor in the place of a path is closed. Of one that others have too the file must be mapped: they share
+    the place in it.
 
     Raises:
         OSError: The file cannot be opened.
@@ -117,7 +128,7 @@ def read(path: str | os.PathLike[str], *, map_above: int = 0) -> Container:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a rank starts with few imports
         size = os.fstat(file.fileno()).st_size
         if size < _COUNTS.size:
-            raise ContainerError(f"{os.fspath(path)} is not a file of jupyter_ddp")
+            raise ContainerError("this is not a file of jupyter_ddp")
         if size > map_above:
             whole: mmap.mmap | bytearray = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
         else:

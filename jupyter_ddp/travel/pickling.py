@@ -16,6 +16,7 @@ import cloudpickle
 
 from jupyter_ddp.errors import ValueTravelError
 from jupyter_ddp.travel import rebuild
+from jupyter_ddp.travel.buffers import reduce_buffer
 from jupyter_ddp.travel.loading import current
 from jupyter_ddp.travel.origins import known_token, token_for
 from jupyter_ddp.travel.own import own_objects
@@ -108,7 +109,9 @@ class TravelPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         if kind is types.CodeType:
             self.files.add(obj.co_filename)
             self.mentions.update(obj.co_names)
-        reduced = self._torch(obj, self._name)
+        if isinstance(obj, type):
+            rebuild.import_home(obj)
+        reduced = reduce_buffer(obj) or self._torch(obj, self._name)
         if reduced is None:
             reduced = rebuild.reduce_python(obj)
         if reduced is None:

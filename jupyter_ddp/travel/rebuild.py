@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import importlib
 import sys
 import types
 import weakref
@@ -43,6 +44,18 @@ class NotHereError(Exception):
 def by_value(obj: Any) -> bool:  # noqa: ANN401 - a function or class
     """Whether a function or class has to travel with its definition."""
     return not cloudpickle._should_pickle_by_reference(obj)
+
+
+def import_home(kind: type) -> None:
+    """Import the module that a class names as its own, where only its package is there.
+
+    numpy says of ``recarray`` that it is of ``numpy.rec``, and imports that when it is asked for. By the modules that
+    are there cloudpickle would find that the class is from nowhere, and send a copy of it.
+    """
+    name: Any = kind.__module__  # a class may say what it likes
+    if isinstance(name, str) and name not in sys.modules and name.rpartition(".")[0] in sys.modules:
+        with contextlib.suppress(Exception):  # then it is from nowhere
+            importlib.import_module(name)
 
 
 def reduce_python(obj: Any) -> Any | None:  # noqa: ANN401, PLR0911 - one branch a kind

@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from jupyter_ddp.words import size_text
+from jupyter_ddp.words import duration_text, size_text
 
 WHAT_DOES_NOT_TRAVEL: Final = (
     "Module state of the kernel does not travel: random seeds, logging configuration, tracking URIs, patches."
 )
-_ANNOUNCE_ABOVE: Final = 100_000_000
+_ANNOUNCE_FROM: Final = 16_000_000
 _BIGGEST: Final = 3
 
 
@@ -34,12 +34,21 @@ class CaptureItem:
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """What travels. `total` is the payload's size in bytes; `sources` are modules that travel as source."""
+    """What travels.
+
+    Attributes:
+        items: The variables.
+        notes: Sentences for the user.
+        total: The payload's size in bytes.
+        sources: Modules that travel as source.
+        seconds: How long it took to pickle them.
+    """
 
     items: tuple[CaptureItem, ...] = ()
     notes: tuple[str, ...] = ()
     total: int = 0
     sources: tuple[str, ...] = field(default=())
+    seconds: float = 0.0
 
     def text(self) -> str:
         """Return a table for people."""
@@ -57,13 +66,18 @@ class CaptureReport:
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, WHAT_DOES_NOT_TRAVEL])
 
-    def announcement(self) -> str | None:
-        """Return a sentence about a payload above 100 MB that names the biggest variables, else None."""
-        if self.total <= _ANNOUNCE_ABOVE:
+    def announcement(self, seconds: float) -> str | None:
+        """Return a sentence about a payload of 16 MB or more that names the biggest variables, else None.
+
+        Args:
+            seconds: How long it took to write it.
+        """
+        if self.total < _ANNOUNCE_FROM:
             return None
         biggest = sorted(self.items, key=lambda item: -item.nbytes)[:_BIGGEST]
         parts = ", ".join(f"`{item.name}` {size_text(item.nbytes)}" for item in biggest if item.nbytes)
-        return f"{size_text(self.total)} of variables travel to the ranks: {parts}"
+        time = duration_text(self.seconds + seconds)
+        return f"{size_text(self.total)} of variables travel to the ranks, made ready in {time}: {parts}"
 
 
 def describe(value: Any) -> str:  # noqa: ANN401 - any object

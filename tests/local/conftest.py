@@ -14,6 +14,8 @@ import pytest
 
 from jupyter_ddp.backends import _machine
 from jupyter_ddp.backends.local import LocalBackend
+from jupyter_ddp.capture import Payload
+from jupyter_ddp.carrying import carry
 from jupyter_ddp.cell import Program
 from jupyter_ddp.config import LaunchConfig
 from jupyter_ddp.events import ErrorEvent, Event, NoteEvent, OutEvent, RankEvent, RunEvent, StacksEvent
@@ -26,7 +28,15 @@ LIMIT = 60.0
 class Driven:
     """A run that a test drives."""
 
-    def __init__(self, store: RunStore, source: str, *, run_bytes: int = RUN_BYTES, **fields: object) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        source: str,
+        *,
+        payload: Payload | None = None,
+        run_bytes: int = RUN_BYTES,
+        **fields: object,
+    ) -> None:
         backend = LocalBackend()
         config = backend.resolve(LaunchConfig(**{"nproc_per_node": 2, "protocol": "mpirun", **fields}))
         self.rundir = store.create()
@@ -48,6 +58,8 @@ class Driven:
         self._protocol = config.protocol
         self.events: list[Event] = []
         self._reader = EventReader(self.rundir)
+        if payload is not None:
+            carry(payload, self.rundir, by_descriptor=True)
         self.job = backend.start(config, Program(source=source, magic="%%distributed"), self.rundir)
 
     def until(self, what: Callable[[], object], *, or_over: bool = True) -> None:

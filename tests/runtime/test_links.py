@@ -124,6 +124,42 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(ear, pair):
     assert not ear.turn()  # nothing left to send: the selector is not kept busy
 
 
+def test_descriptors_come_with_their_messages_to_a_slow_reader_too(ear, pair):
+    channel, peer = pair
+    read, write = os.pipe()
+    channel.send({"text": "x" * 3_000_000})
+    channel.send({"with": "pipe", "text": "y" * 1_000_000}, write)
+    channel.send({"without": "pipe"})
+    os.close(write)
+    decoder = Decoder()
+    got: list[Any] = []
+    arrived: list[tuple[int, int]] = []
+    while len(got) < 3:
+        ear.turn()
+        data, descriptors, _, _ = socket.recv_fds(peer, 70_000, 4)
+        arrived += [(descriptor, len(got)) for descriptor in descriptors]
+        got += decoder.feed(data)
+    ((descriptor, behind),) = arrived
+    assert behind <= 1  # not after its message
+    os.write(descriptor, b"hello")
+    assert os.read(read, 9) == b"hello"
+    os.close(descriptor)
+    assert os.read(read, 9) == b""  # no copy is left
+    os.close(read)
+
+
+def test_descriptors_that_were_not_sent_are_closed_with_the_channel(ear, pair):
+    channel, _ = pair
+    read, write = os.pipe()
+    channel.send({"text": "x" * 3_000_000})
+    channel.send({"with": "pipe"}, write)
+    channel.close()
+    channel.send({"with": "pipe"}, write)
+    os.close(write)
+    assert os.read(read, 9) == b""
+    os.close(read)
+
+
 def test_it_is_heard_while_it_has_much_to_say(ear, pair):
     channel, peer = pair
     channel.send({"text": "x" * 3_000_000})
