@@ -73,7 +73,7 @@ class RunDirectory:
         """Return ``run.json``: what was started, by whom, when. An empty dictionary if it cannot be read."""
         try:
             facts = json.loads((self.path / "run.json").read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return facts if isinstance(facts, dict) else {}
 
