@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import stat
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.events import Event, OutEvent
@@ -23,7 +24,7 @@ _PIECE: Final = 1 << 20
 def text_size(run_dir: Path, rank: int | None = None) -> int:
     """Return the bytes of a rank's text, or of all ranks'."""
     which = "*" if rank is None else rank
-    return sum(path.stat().st_size for path in run_dir.glob(f"rank{which}.std*"))
+    return sum(map(_size, run_dir.glob(f"rank{which}.std*")))
 
 
 def read_all(run: RunDirectory, *, rank: int | None = None) -> Iterator[Line]:
@@ -87,6 +88,15 @@ def _settled(queue: list[Line]) -> list[Line]:
     return taken
 
 
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 when it is none, or has gone."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 0
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+
+
 class _Stream:
     """One stream of one rank in one attempt."""
 
@@ -106,7 +116,7 @@ class _Stream:
             return
         if new > reached and not self._begins_line(new):
             yield "…"
-        if self._path.exists():
+        if self._path.is_file():
             yield from self._read(new, stop)
         elif event.text is not None:
             yield event.text.encode("utf-8", "replace")[new - start :].decode("utf-8", "replace")
@@ -115,9 +125,8 @@ class _Stream:
 
     def rest(self) -> Iterator[str]:
         """Yield what the file has beyond the events."""
-        if self._path.exists():
-            yield from self._read(self._positions.next, self._path.stat().st_size)
-            yield self._decoder.decode(b"", final=True)
+        yield from self._read(self._positions.next, _size(self._path))
+        yield self._decoder.decode(b"", final=True)
 
     def _begins_line(self, offset: int) -> bool:
         """Tell whether a line begins at a byte of the file; if there is no file, we hope so."""
@@ -129,14 +138,18 @@ class _Stream:
             return True
 
     def _read(self, start: int, stop: int) -> Iterator[str]:
-        with self._path.open("rb") as file:
-            file.seek(start)
-            while start < stop:
-                data = file.read(min(_PIECE, stop - start))
-                if not data:
-                    return
-                start += len(data)
-                yield self._decoder.decode(data)
+        stop = min(stop, _size(self._path))
+        while start < stop:
+            try:
+                with self._path.open("rb") as file:
+                    file.seek(start)
+                    data = file.read(min(_PIECE, stop - start))
+            except OSError:
+                return
+            if not data:
+                return
+            start += len(data)
+            yield self._decoder.decode(data)
 
 
 def join(lines: Iterable[Line], *, labelled: bool = False) -> str:
