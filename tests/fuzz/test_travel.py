@@ -172,7 +172,7 @@ def graphs(draw, space):
     return things[-3:]
 
 
-def parts(thing):  # noqa: C901, PLR0911, PLR0912 - one branch a kind
+def parts(thing):  # noqa: C901, PLR0911 - one branch a kind
     """Return what a thing is but for what it has, and what it has."""
     kind = type(thing)
     if isinstance(thing, np.ndarray):
