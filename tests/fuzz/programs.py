@@ -20,7 +20,7 @@ def expressions(draw, depth=2):
     name = draw(NAMES)
     if depth == 0:
         return draw(st.sampled_from([name, name, "1", "x"]))
-    one, two, three = (draw(expressions(depth - 1)) for _ in range(3))
+    one, two, three = (draw(expressions(below)) for below in (depth - 1, 0, 0))
     return draw(
         st.sampled_from(
             [
