@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from jupyter_ddp.events import is_object
 from jupyter_ddp.words import size_text
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def load_bundle(event: DisplayEvent, run_dir: Path) -> DisplayEvent:
         if size > MOST_BYTES:
             return replace(event, data={"text/plain": f"<display of {size_text(size)} in {event.file}>"})
         bundle = json.loads(path.read_bytes())
-        return replace(
-            event, data=dict(bundle["data"]), metadata=dict(bundle.get("metadata") or {}), file=None
-        )
+        data, metadata = bundle["data"], bundle.get("metadata") or {}
+        if not (is_object(data) and is_object(metadata)):
+            raise ValueError("no MIME bundle")
+        return replace(event, data=data, metadata=metadata, file=None)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return replace(event, data={"text/plain": f"<display that cannot be read: {event.file}>"})

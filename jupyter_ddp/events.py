@@ -181,6 +181,7 @@ KINDS: Final[dict[str, type[Event]]] = {
 }
 _CLASSES: Final[tuple[type[Event], ...]] = (*KINDS.values(), UnknownEvent)
 _LARGEST: Final = 2**63 - 1
+_DEEPEST: Final = 200
 _DEFAULTS: Final = {cls: {f.name: f.default for f in fields(cls)} for cls in _CLASSES}
 
 
@@ -200,12 +201,28 @@ def _number(value: Any) -> bool:  # noqa: ANN401
     return type(value) in (int, float) and abs(value) <= _LARGEST  # which NaN is not
 
 
+def is_object(value: Any) -> bool:  # noqa: ANN401
+    """Tell whether a value from JSON is an object that may be in an event.
+
+    One that nests deeper than anybody means could be read here, but not be written again from a deeper stack.
+    """
+    if not isinstance(value, dict):
+        return False
+    level: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, (dict, list))]
+        if not level:
+            return True
+    return False
+
+
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": _count,
     "float": _number,
-    "dict[str, Any]": lambda value: isinstance(value, dict),
+    "dict[str, Any]": is_object,
     "tuple[int, ...]": _counts,
 }
 """By a field's annotation: whether a value from JSON can stand there. All whole numbers count, except exit codes."""

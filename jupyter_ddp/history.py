@@ -62,15 +62,15 @@ def row(run: RunDirectory, now: float) -> Row:
     """Return a run's row. Reads its facts and the end of its log only, however long that is."""
     facts = run.facts()
     state = log_state(run)
-    created = float(facts.get("created") or now)
+    created = float(facts.get("created", now))
     nnodes, nproc = facts.get("nnodes", 1), facts.get("nproc", 0)
     took = (now if state.ended is None else state.ended) - created
     return Row(
         id=run.run_id,
-        name=str(facts.get("name") or ""),
+        name=facts.get("name", ""),
         state=state.word,
         alive=state.going_on,
-        protocol=str(facts.get("protocol", "")),
+        protocol=facts.get("protocol", ""),
         ranks=f"{nnodes} x {nproc}" if nnodes != 1 else str(nproc),
         started=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
         duration=duration_text(took) if state.alive or state.ended is not None else "",
@@ -144,7 +144,7 @@ def words_for_runs(store: RunStore) -> Iterable[str]:
     for run in store.list()[:SHOWN]:
         yield run.run_id
         if name := run.facts().get("name"):
-            yield str(name)
+            yield name
 
 
 def log_text(run: RunDirectory, rank: int | None, limit: int) -> str:
@@ -155,7 +155,7 @@ def log_text(run: RunDirectory, rank: int | None, limit: int) -> str:
     Raises:
         RunNotFoundError: The run has no such rank.
     """
-    world_size = int(run.facts().get("world_size", 0))
+    world_size = new_view(run.facts()).world_size
     if rank is not None and rank >= world_size:
         have = f"ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 only"
         raise RunNotFoundError(f"run {run.run_id} has {have}: there is no rank {rank}.")

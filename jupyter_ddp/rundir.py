@@ -14,17 +14,22 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import platformdirs
 
 from jupyter_ddp.errors import LaunchError, RunNotFoundError
 from jupyter_ddp.events import Event, OutEvent, decode
+from jupyter_ddp.facts import read_facts
 from jupyter_ddp.locks import try_lock
 from jupyter_ddp.runtime.record import STREAMS, log_path, salvage, stream_path
 from jupyter_ddp.runtime.room import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LAST: Final = "last"
 READ_SIZE: Final = 1 << 20
@@ -87,18 +92,13 @@ class RunDirectory:
             return None
 
     def facts(self) -> dict[str, Any]:
-        """Return ``run.json``: what was started, by whom, when. An empty dictionary if it cannot be read."""
-        try:
-            facts = json.loads((self.path / "run.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return facts if isinstance(facts, dict) else {}
+        """Return ``run.json``: what was started, by whom, when; of a damaged one what can be read."""
+        return read_facts(self.path / "run.json")
 
     @property
     def created(self) -> float:
         """When it was made (seconds since the epoch), 0 if that is not known."""
-        created = self.facts().get("created")
-        return float(created) if isinstance(created, (int, float)) else 0.0
+        return float(self.facts().get("created", 0.0))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Write a file of the run directory whole, readable by this user only."""
@@ -157,12 +157,14 @@ class RunDirectory:
 
     def nodes(self) -> int:
         """Return the number of instances."""
-        return max(1, int(self.facts().get("nnodes", 1)))
+        nodes: int = self.facts().get("nnodes", 1)
+        return nodes
 
     def salvage(self, reason: str) -> bool:
         """Complete the logs of a run whose agents died; tell whether there was anything to do.
 
-        Idempotent, safe to call at any time: nothing happens while the run lives or when it ended as it should.
+        Idempotent, safe to call at any time: nothing happens while the run lives or when it ended as it should. What
+        the disk does not take (it is full, or not ours) stays undone.
         """
         try:
             descriptor = self.lock()
@@ -170,7 +172,7 @@ class RunDirectory:
             return False
         try:
             facts = self.facts()
-            nproc, attempt = int(facts.get("nproc", 0)), str(facts.get("attempt", ""))
+            nproc, attempt = facts.get("nproc", 0), facts.get("attempt", "")
             ranks = [range(node * nproc, (node + 1) * nproc) for node in range(self.nodes())]
             done = [salvage(self.path, node, members, attempt, reason) for node, members in enumerate(ranks)]
             return any(done)
@@ -207,12 +209,12 @@ class RunDirectory:
 
         Of a directory of checkpoints that the user has named, the files that are newer than the run.
         """
-        found = [path for name in KEPT for path in (self.path / name).rglob("*") if path.is_file()]
+        found = [path for name in KEPT for path, _ in _files(self.path / name)]
         named = self.facts().get("checkpoints")
-        if isinstance(named, str):
-            files = (path for path in Path(named).rglob("*") if path.is_file())
-            found += [path for path in files if path.stat().st_mtime >= self.created]
-        return sorted(map(str, found))
+        if named is not None:
+            created = self.created
+            found += [path for path, changed in _files(Path(named)) if changed >= created]
+        return sorted(found)
 
     def drop_payload(self, above: int) -> None:
         """Remove the notebook's variables, if they have more bytes than `above`."""
@@ -221,8 +223,14 @@ class RunDirectory:
                 self.payload.unlink()
 
     def has_record(self) -> bool:
-        """Tell whether there is more of this run than its facts and files that its ranks left on purpose."""
-        others = any(path.name not in (*KEPT, "run.json") for path in self.path.iterdir())
+        """Tell whether there is more of this run than its facts and files that its ranks left on purpose.
+
+        One that nobody can look into (it has just been removed) counts as if there were.
+        """
+        try:
+            others = any(path.name not in (*KEPT, "run.json") for path in self.path.iterdir())
+        except OSError:
+            return True
         return others or not self.kept_files()
 
     def remove_record(self) -> None:
@@ -264,7 +272,7 @@ class EventReader:
     def read(self) -> list[Event]:
         """Return what is new, at most about a megabyte of each log; [] when there is nothing."""
         if self._logs is None:
-            if not (self._run.path / "run.json").exists():
+            if not _is_there(self._run.path / "run.json"):
                 return []
             self._logs = [_LogTail(log_path(self._run.path, node)) for node in range(self._run.nodes())]
         found: list[Event] = []
@@ -383,7 +391,7 @@ class RunStore:
                 ]
         except OSError:
             return []
-        runs = [RunDirectory(self.root / name) for name in names if (self.root / name / "run.json").exists()]
+        runs = [RunDirectory(self.root / name) for name in names if _is_there(self.root / name / "run.json")]
         return sorted(runs, key=lambda run: run.created, reverse=True)
 
     def find(self, word: str) -> RunDirectory:
@@ -437,6 +445,25 @@ class RunStore:
         with contextlib.suppress(OSError):
             done.touch(mode=0o600)
         return pruned
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether this user can see a file. `Path.exists` raises where a directory is somebody else's."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
+def _files(directory: Path) -> Iterator[tuple[str, float]]:
+    """Yield the files below a directory, each with the time of its last change. They may go meanwhile."""
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder) / name for name in names):
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                if stat.S_ISREG(facts.st_mode):
+                    yield str(path), facts.st_mtime
 
 
 def _size(path: Path) -> int:

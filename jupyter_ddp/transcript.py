@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import stat
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from jupyter_ddp.events import Event, OutEvent
@@ -24,7 +25,7 @@ _PIECE: Final = 1 << 20
 def text_size(run_dir: Path, rank: int | None = None) -> int:
     """Return the bytes of a rank's text, or of all ranks'."""
     which = "*" if rank is None else rank
-    return sum(path.stat().st_size for path in run_dir.glob(f"rank{which}.std*"))
+    return sum(map(_size, run_dir.glob(f"rank{which}.std*")))
 
 
 def read_all(run: RunDirectory, *, rank: int | None = None) -> Iterator[Line]:
@@ -88,6 +89,15 @@ def _settled(queue: list[Line]) -> list[Line]:
     return taken
 
 
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 when it is none, or has gone."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return 0
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+
+
 class _Stream:
     """One stream of one rank in one attempt."""
 
@@ -108,7 +118,7 @@ class _Stream:
             return
         if new > reached and not self._begins_line(new):
             yield "…"
-        if self._path.exists():
+        if self._path.is_file():
             yield from self._read(new, stop)
         elif event.text is not None:
             yield event.text.encode("utf-8", "replace")[new - start :].decode("utf-8", "replace")
@@ -117,9 +127,8 @@ class _Stream:
 
     def rest(self) -> Iterator[str]:
         """Yield what the file has beyond the events."""
-        if self._path.exists():
-            yield from self._read(self._positions.next, self._path.stat().st_size)
-            yield self._decoder.decode(b"", final=True)
+        yield from self._read(self._positions.next, _size(self._path))
+        yield self._decoder.decode(b"", final=True)
 
     def _begins_line(self, offset: int) -> bool:
         """Tell whether a line begins at a byte of the file; if there is no file, we hope so."""
@@ -131,7 +140,12 @@ class _Stream:
             return True
 
     def _read(self, start: int, stop: int) -> Iterator[str]:
-        with self._path.open("rb") as file:
+        stop = min(stop, _size(self._path))
+        try:
+            file = self._path.open("rb")
+        except OSError:
+            return
+        with file:
             for begin, end, there in spans(file.fileno(), start, stop):
                 if there:
                     yield self._what_is_missing()

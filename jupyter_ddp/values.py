@@ -145,7 +145,11 @@ def load_value(path: str | os.PathLike[str], run_dir: str | os.PathLike[str]) ->
             value cannot be rebuilt.
     """
     _check_ours(Path(path), Path(run_dir))
-    content = _open(path, map_above=_MAP_ABOVE)
+    try:
+        content = _open(path, map_above=_MAP_ABOVE)
+    except OSError as error:  # it has just been removed
+        message = f"{path} cannot be read: {error}"
+        raise ValueTravelError(message) from None
     payload = Path(run_dir) / "payload.bin"
 
     def definition(token: str) -> Any | None:  # noqa: ANN401 - a class or function
@@ -211,13 +215,19 @@ def _reason(name: str, value: Any, error: Exception, *, explain: bool) -> str:  
 
 
 def _check_ours(path: Path, run_dir: Path) -> None:
-    facts = run_dir.lstat()
+    try:
+        facts = run_dir.lstat()
+        real = path.resolve()
+        inside = run_dir.resolve() in real.parents and real.is_file()
+        owner = real.stat().st_uid if inside else -1
+    except (OSError, ValueError) as error:  # a name that cannot be, or somebody removes the run
+        message = f"{path} cannot be read: {error}"
+        raise ValueTravelError(message) from None
     me = os.geteuid() if hasattr(os, "geteuid") else facts.st_uid  # Windows: a home is its user's
     shared = os.name == "posix" and facts.st_mode & 0o077
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != me or shared:
         message = f"{run_dir} is not a directory that only you can use (0700): its values are not loaded"
         raise ValueTravelError(message)
-    real = path.resolve()
-    if run_dir.resolve() not in real.parents or not real.is_file() or real.stat().st_uid != me:
+    if not inside or owner != me:
         message = f"{path} is not a file of yours in {run_dir}: it is not loaded"
         raise ValueTravelError(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -36,6 +38,17 @@ READS = [
     ("for i in xs:\n    last = i\nlast", "xs last"),
     ("for i in range(3):\n    last = i\nlast, i", "range"),
     ("while True:\n    v = 1\n    break\nv", ""),
+    # a loop is left, or a turn of it ends, before all of its body ran
+    ("while True:\n    if t:\n        break\n    v = 1\nv", "t v"),
+    ("while True:\n    if t:\n        v = 1\n        break\nv", "t"),
+    ("while True:\n    try:\n        v = f()\n        break\n    except E:\n        continue\nv", "f E"),
+    ("for i in range(3):\n    if t:\n        continue\n    v = 1\nv, i", "range t v"),
+    ("for i in range(3):\n    if t:\n        break\n    v = 1\nelse:\n    w = 1\nv, w", "range t v w"),
+    ("for i in xs:\n    if t:\n        break\nelse:\n    v = 1\nv", "xs t v"),
+    ("for i in xs:\n    v = 1\n    break\nelse:\n    v = 2\nv", "xs"),
+    ("while n:\n    pass\nelse:\n    v = 1\nv", "n"),
+    ("[(v := i) for i in xs]\nv", "xs v"),
+    ("a < b < (v := 1)\nv", "a b v"),
     ("while n:\n    v = 1\nv", "n v"),
     ("try:\n    import a\nexcept ImportError:\n    a = None\na", "ImportError"),
     ("try:\n    a = f()\nexcept E as e:\n    print(e)\na", "f E print a"),
@@ -189,3 +202,33 @@ def test_what_cannot_work_on_ranks_is_said(shell):
     ).warnings
     assert "already runs on every rank" in launcher
     assert compile_cell("name = input('?')", shell).warnings == ()  # the rank says it, where it happens
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "z = " + "a + " * 2_000 + "b",
+        "z = a" + ".x" * 900 + "(b)",
+        "if a:\n    z = 1\n" + "elif b:\n    z = 2\n" * 700,
+    ],
+    ids=["sum", "attributes", "elif"],
+)
+def test_what_nests_deeper_than_a_walk_can_follow_still_has_its_names(shell, source):
+    """Python runs such a cell, or says itself that it cannot."""
+    try:
+        program = compile_cell(source, shell)
+    except CellError as error:
+        assert "the cell does not compile" in str(error)  # noqa: PT017 - a Python that cannot
+        return
+    assert program.reads >= {"a", "b"}
+    assert program.assigns == {"z"}
+
+
+def test_the_body_of_a_magic_that_nests_too_deep(shell):
+    with contextlib.suppress(CellError):
+        assert compile_cell("%%time\n" + "-" * 100_000 + "1", shell).reads == {"get_ipython"}
+
+
+def test_a_long_line_of_a_magic_that_is_no_python(shell):
+    """It takes no longer than its first words."""
+    assert compile_cell("%timeit " + "a b " * 500 + "\nc", shell).reads - {"get_ipython"} == {"c"}

@@ -102,3 +102,8 @@ def test_a_wrong_value_knows_its_field():
 
 def test_every_word_is_explained():
     assert all(text and not text.endswith(".") for text in WORDS.values())
+
+
+def test_a_rank_without_bounds_is_none():
+    with pytest.raises(UsageError, match="takes a rank's number"):
+        parse_command("logs x --rank " + "9" * 5_000, {})

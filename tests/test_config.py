@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime as dt
+import itertools
 import json
 import pickle
 import subprocess
@@ -275,3 +276,37 @@ def test_the_module_needs_the_standard_library_only():
     code = "import sys; import jupyter_ddp.config; print(sorted({m.split('.')[0] for m in sys.modules} & {'IPython', 'torch', 'traitlets', 'cloudpickle'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+NESTED = []
+for _ in range(3_000):
+    NESTED = [NESTED]
+
+
+class Nameless:
+    def __repr__(self):
+        raise OSError("no")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pull", "x@" + "9" * 5_000),
+        ("show", range(10**12)),
+        ("show", [10**5_000]),
+        ("show", itertools.count()),
+        ("timeout", 10**5_000),
+        ("nproc_per_node", 10**5_000),
+        ("protocol", 10**5_000),
+        ("distribution", {"a": NESTED}),
+        ("protocol", Nameless()),
+        ("show", [Nameless()]),
+        ("name", Nameless()),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 20 else type(value).__name__,
+)
+def test_values_without_bounds_are_refused(field, value):
+    with pytest.raises(ConfigError):
+        normalise(field, value)

@@ -374,6 +374,8 @@ def test_what_utf8_can_say_is_left_alone():
 
 # -- bundles in files
 
+DEEP = json.loads("[" * 300 + "]" * 300)
+
 
 @pytest.mark.parametrize(
     ("content", "data"),
@@ -381,6 +383,7 @@ def test_what_utf8_can_say_is_left_alone():
         ({"data": {"text/plain": "x"}, "metadata": {"a": 1}}, {"text/plain": "x"}),
         ({"data": 1}, {"text/plain": "<display that cannot be read: displays/0-1.json>"}),
         ([], {"text/plain": "<display that cannot be read: displays/0-1.json>"}),
+        ({"data": {"a": DEEP}}, {"text/plain": "<display that cannot be read: displays/0-1.json>"}),
         (None, {"text/plain": "<display that cannot be read: displays/0-1.json>"}),
     ],
 )

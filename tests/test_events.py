@@ -156,6 +156,7 @@ def test_fields_that_are_not_known_are_dropped():
         b'{"kind":"note","text":"\xff"}',
         b"[" * 100_000,
         b'{"kind":"note","text":' + b"9" * 5_000 + b"}",
+        b'{"kind":"display","action":"display","data":{"a":' + b"[" * 300 + b"]" * 300 + b"}}",
     ],
 )
 def test_lines_that_are_no_event(line):

@@ -30,7 +30,7 @@ LAYERS = (
         "capture carrying cell display doctor hints history interrupt lab memory panel preflight run runner settings"
     ),
     # where ranks run, what is on disk, and what is made of it
-    names("backends rundir bundles locks logend tail transcript travel values result render line"),
+    names("backends rundir bundles facts locks logend tail transcript travel values result render line"),
     # the view and its parts; command lines
     names("view launchers"),
     # words that all speak

@@ -462,3 +462,20 @@ _CONFIGS = st.builds(
 def test_the_line_of_a_configuration_means_that_configuration(config):
     line = magic_line(config).removeprefix("%%distributed")
     assert LaunchConfig(**parse_cell_line(line, {}).given) == config
+
+
+@pytest.mark.parametrize(
+    "line", ["{" + "-" * 100_000 + "1}", "--distribution " + "[" * 100_000, "--pull x@" + "9" * 5_000]
+)
+def test_what_is_too_deep_or_too_long_for_python_is_refused(line):
+    with pytest.raises(UsageError):
+        parse_cell_line(line, {})
+
+
+def test_a_value_that_cannot_be_written():
+    class Nameless:
+        def __str__(self):
+            raise OSError("no")
+
+    with pytest.raises(UsageError, match=r"\$x cannot be written: OSError: no"):
+        parse_cell_line("--name $x", {"x": Nameless()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html as html_module
 import json
+import math
 import os
 import re
 from html.parser import HTMLParser
@@ -14,6 +15,8 @@ import pytest
 
 from jupyter_ddp.render import MIME, bundle, failure_text, plain
 from jupyter_ddp.render.snapshot import FINAL_COLUMNS, LIVE_COLUMNS
+from jupyter_ddp.view import new_view
+from jupyter_ddp.view.summary import status_line
 from jupyter_ddp.words import duration_text, label, ranks_named, ranks_text, size_text, table_text
 from tests.story import T0, Story
 
@@ -278,6 +281,18 @@ def test_the_size_of_an_image_is_kept():
     assert "onerror" not in image
 
 
+@pytest.mark.parametrize(
+    "width", [10**30, 10**400, -1, 0, math.nan, math.inf, "1", None], ids=lambda value: str(value)[:9]
+)
+def test_an_impossible_size_of_an_image_is_left_out(width):
+    story = (
+        Story(1).begin().show(0, {"image/png": PNG}, metadata={"image/png": {"width": width, "height": 7}})
+    )
+    (image,) = re.findall(r"<img [^>]*>", bundle(story.view, now=T0, final=True)["text/html"])
+    assert 'width="' not in image
+    assert ' height="7" style' in image
+
+
 def test_hostile_text_stays_text():
     story = Story(2, name="<script>alert(1)</script>", log_dir="/<i>").begin()
     story.out(0, "<script>alert(1)</script>\n<img src=x onerror=alert(1)>\n")
@@ -422,3 +437,19 @@ def test_the_line_that_holds_is_shown_when_the_cell_does_not_say_it():
     assert "from %distributed config: --protocol mpirun" in told["text/html"]
     assert told[MIME]["index"] == [[None, 2, 1], [0, 0, 1]]
     assert line not in bundle(Story(2).begin().succeed().view, now=T0 + 9, final=True)["text/plain"]
+
+
+def test_a_line_that_holds_may_be_several():
+    story = (
+        Story(2, line="%%distributed  # from c.DistributedMagics: setup=a = 1\nb = 2")
+        .begin()
+        .out(0, "hello\n")
+    )
+    told = bundle(story.succeed().view, now=T0 + 9, final=True)
+    assert told["text/plain"].split("\n")[2:4] == ["b = 2", "[0] hello"]
+    assert told[MIME]["index"] == [[None, 2, 2], [0, 0, 1]]
+
+
+def test_a_status_line_is_one_line():
+    view = new_view({"backend": "a\nb", "protocol": "\ud800", "name": "x\r"})
+    assert status_line(view, T0) == "starting 1 rank · torchrun · 0.0 s"

@@ -554,3 +554,47 @@ def test_variables_are_dropped_when_they_are_big(store):
     assert run.payload.exists()
     run.drop_payload(above=99)
     assert not run.payload.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("nnodes", "2"),
+        ("nnodes", 2**62),
+        ("nnodes", None),
+        ("created", "yesterday"),
+        ("created", 10**400),
+        ("created", True),
+        ("name", "a\nb"),
+        ("checkpoints", "a\0b"),
+        ("config", {"pull": 5, "show": "q", "instance_count": 2}),
+    ],
+)
+def test_facts_that_cannot_be_meant_are_left_out(store, field, value):
+    run = new_run(store, backend="local", **{field: value})
+    facts = run.facts()
+    assert facts["backend"] == "local"
+    assert facts.get(field, {"instance_count": 2}) == {"instance_count": 2}
+    assert run.nodes() == 1
+    assert isinstance(run.created, float)
+    assert run.kept_files() == []
+    assert run.salvage("gone") is True
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, "{"])
+def test_facts_that_are_none(store, text):
+    run = new_run(store)
+    (run.path / "run.json").write_text(text)
+    assert run.facts() == {}
+    assert (run.nodes(), run.created) == (1, 0.0)
+
+
+def test_a_log_that_cannot_be_completed_stays_as_it_is(store):
+    run = new_run(store)
+    log_path(run.path, 0).mkdir()
+    assert run.salvage("gone") is False
+    assert run.events() == []
+
+
+def test_a_file_of_checkpoints_with_an_impossible_name(store):
+    assert new_run(store, checkpoints="x" * 5_000).kept_files() == []

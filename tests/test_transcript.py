@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from jupyter_ddp.events import OutEvent
 from jupyter_ddp.result import build
-from jupyter_ddp.transcript import join, read_all, read_lines
+from jupyter_ddp.transcript import join, read_all, read_lines, text_size
 from tests.spoken import Spoken
 
 
@@ -39,3 +40,17 @@ def test_a_line_of_whose_beginning_no_event_tells_shows_that(spoken):
     assert text(second, third) == "… tail\nnext\n"
     assert text(third) == "next\n"
     assert text(bar, end) == text(end) == "100%\n"
+
+
+def test_an_event_of_text_that_no_file_can_have(spoken):
+    """Its numbers are a hostile log's; what the file has is read."""
+    spoken.say(0, "a\n")
+    beyond = OutEvent(rank=0, stream="stdout", offset=2**63 - 1, length=2**63 - 1)
+    assert join(read_lines(spoken.run.path, [*spoken.run.events(), beyond])) == "a\n"
+
+
+def test_a_directory_where_the_text_should_be(spoken):
+    (spoken.run.path / "rank3.stdout").mkdir()
+    event = OutEvent(rank=3, stream="stdout", offset=0, length=2, text="x\n")
+    assert join(read_lines(spoken.run.path, [event])) == "x\n"
+    assert text_size(spoken.run.path, 3) == 0

@@ -275,6 +275,23 @@ def test_a_file_that_is_none_of_ours_or_torn(run):
             load_value(run / "v", run)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 5_000, "v/x"])
+def test_a_name_that_no_file_can_have(run, name):
+    save_value(run / "v", 1)
+    with pytest.raises(ValueTravelError):
+        load_value(run / name, run)
+    with pytest.raises(ValueTravelError):
+        load_value(run / "v", run / "gone")
+
+
+@pytest.mark.parametrize("head", [b"[]", b"null", b"{}", b'{"python":3,"names":[]}', b"[" * 100_000, b"\xff"])
+def test_a_head_that_is_none(run, head):
+    sizes = b"".join(size.to_bytes(8, "little") for size in (0, len(head), 0))
+    (run / "v").write_bytes(b"JDDP\x01\x00\x00\x00" + sizes + head)
+    with pytest.raises(ValueTravelError):
+        load_value(run / "v", run)
+
+
 def test_another_python_is_refused_by_name(run):
     """B22"""
     content = container.Container(

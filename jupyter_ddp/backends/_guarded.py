@@ -105,9 +105,10 @@ class LocalJob:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def _sockets(self) -> list[str]:
-        """Return where the agents listen, by instance."""
-        sockets: list[str] = json.loads((self._rundir.path / "agent.json").read_bytes())["sockets"]
-        return sockets
+        """Return where the agents listen, by instance; a `ValueError` or `LookupError` when the file does not tell."""
+        told = json.loads((self._rundir.path / "agent.json").read_bytes())
+        sockets = told["sockets"] if isinstance(told, dict) else ()
+        return [path for path in sockets if isinstance(path, str)] if isinstance(sockets, list) else []
 
     def send(self, command: str) -> bool:
         """Put a command before the agent of instance 0; tell whether there is one that will read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,13 +62,18 @@ def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: 
         RecursionError,
         MemoryError,
     ) as error:  # null bytes, nesting beyond the parser's limits
-        message = f"the cell does not compile: {error}"
+        message = f"the cell does not compile: {str(error) or type(error).__name__}"
         raise CellError(message) from None
     walk = NameWalk(MagicNames(shell))
     try:
         walk.run(tree)
     except SyntaxError as error:  # in the body of a cell magic, which is the cell's first line then
         raise _cell_error(error, source, shift + 1) from None
+    except (ValueError, MemoryError) as error:  # there too
+        message = f"the cell does not compile: {str(error) or type(error).__name__}"
+        raise CellError(message) from None
+    except RecursionError:  # Python can run it, but it nests deeper than a walk can follow
+        walk = _all_names(tree)
     return Program(
         source=source,
         magic=magic,
@@ -76,6 +82,15 @@ def compile_cell(source: str, shell: Any, magic: str = "") -> Program:  # noqa: 
         empty=not tree.body,
         warnings=_warnings(walk),
     )
+
+
+def _all_names(tree: ast.Module) -> NameWalk:
+    """Return a walk that has found every name that is written anywhere."""
+    walk = NameWalk(lambda *_: None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (walk.reads if isinstance(node.ctx, ast.Load) else walk.assigns).add(node.id)
+    return walk
 
 
 def _leading_blank_lines(source: str) -> int:

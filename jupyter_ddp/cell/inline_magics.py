@@ -28,6 +28,8 @@ _OTHER_LANGUAGES: Final = frozenset(
      "HTML", "javascript", "js", "svg", "SVG", "latex", "markdown", "writefile", "file", "cmd", "powershell", "R",
      "sql", "cython"}
 )  # fmt: skip
+_MOST_WORDS: Final = 64
+"""Words at the beginning of a magic's line that may belong to options."""
 _DOLLAR: Final = re.compile(r"\$([A-Za-z_]\w*)")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
@@ -92,7 +94,7 @@ class MagicNames:
     def _statement(self, text: str) -> ast.Module | None:
         """Return the statement at the end of a magic's line, its options (``-n 10 -r 3``) cut off."""
         rest = text.strip()
-        while rest:
+        for _ in range(_MOST_WORDS):
             tree = self._parse(rest)
             if tree is not None and not rest.startswith("-"):
                 return tree

@@ -28,6 +28,14 @@ _NAMESPACES = frozenset({"globals", "locals", "vars"})
 _EVALUATES = frozenset({"eval", "exec"})
 
 
+@dataclass(slots=True)
+class _Loop:
+    """What is bound wherever a loop is left, and wherever a turn of it ends early."""
+
+    breaks: list[set[str]] = field(default_factory=list)
+    turns: list[set[str]] = field(default_factory=list)
+
+
 @dataclass
 class NameWalk(ast.NodeVisitor):
     """One walk; feed it modules with `run`, then read `reads` and `assigns`.
@@ -46,6 +54,7 @@ class NameWalk(ast.NodeVisitor):
     _bound: set[str] = field(default_factory=set)
     _locals: list[set[str]] = field(default_factory=list)
     _later: dict[str, set[str]] = field(default_factory=dict)
+    _loops: list[_Loop] = field(default_factory=list)
 
     def run(self, tree: ast.AST) -> None:
         """Walk a whole module in the order in which it runs."""
@@ -114,20 +123,39 @@ class NameWalk(ast.NodeVisitor):
         self.visit(node.iter)
         before = set(self._bound)
         self.visit(node.target)
-        self._all(node.body)
-        if not turns(node.iter):
-            self._bound = before
-        self._all(node.orelse)
+        self._loop(node, None if turns(node.iter) else before)
 
     visit_AsyncFor = visit_For
 
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
+        endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        self._loop(node, None if endless else set(self._bound), endless=endless)
+
+    def _loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, unturned: set[str] | None, *, endless: bool = False
+    ) -> None:
+        """Walk body and ``else`` of a loop: afterwards is bound what is on every way out of it.
+
+        `unturned` is what is bound if it does not turn at all, None if it certainly does.
+        """
         before = set(self._bound)
+        loop = _Loop()
+        self._loops.append(loop)
         self._all(node.body)
-        if not (isinstance(node.test, ast.Constant) and node.test.value):
-            self._bound = before
+        self._loops.pop()
+        ends = loop.turns if leaves(node.body) else [*loop.turns, self._bound]
+        ends = [] if endless else ends if unturned is None else [*ends, unturned]
+        self._bound = set.intersection(*ends) if ends else before
         self._all(node.orelse)
+        exits = [*loop.breaks, self._bound] if ends and not leaves(node.orelse) else loop.breaks
+        self._bound = set.intersection(*exits) if exits else before
+
+    def visit_Break(self, _: ast.Break) -> None:
+        self._loops[-1].breaks.append(set(self._bound))
+
+    def visit_Continue(self, _: ast.Continue) -> None:
+        self._loops[-1].turns.append(set(self._bound))
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         before = set(self._bound)
@@ -251,6 +279,7 @@ class NameWalk(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         self.visit(node.generators[0].iter)
+        before = set(self._bound)
         self._locals.append(set())
         for position, generator in enumerate(node.generators):
             if position:
@@ -259,12 +288,17 @@ class NameWalk(ast.NodeVisitor):
             self._all(generator.ifs)
         self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
         self._locals.pop()
+        self._bound = before  # it may not turn
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         self.visit(node.values[0])
         self._maybe(node.values[1:])
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        self._all([node.left, node.comparators[0]])
+        self._maybe(node.comparators[1:])
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self.visit(node.test)

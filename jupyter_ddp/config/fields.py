@@ -67,7 +67,9 @@ def _count(field_name: str, value: object, highest: int, words: tuple[str, ...] 
 
 
 def _nearest(value: object, choices: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(str(value).strip().lower(), list(choices), 1, 0.6)
+    if not isinstance(value, str):
+        return None
+    found = difflib.get_close_matches(value.strip().lower(), list(choices), 1, 0.6)
     return found[0] if found else None
 
 
@@ -226,7 +228,7 @@ def _mapping(field_name: str, value: object) -> dict[str, Any]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         try:
             text = json.dumps(dict(value))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             rule = f"it must be writable as JSON ({error}): use plain texts, numbers, lists and dicts"
             raise ConfigError(field_name, f"{field_name} is {shown_value(value)}, but {rule}.") from None
         copy: dict[str, Any] = json.loads(text)

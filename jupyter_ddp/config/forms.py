@@ -11,6 +11,7 @@ import numbers
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Literal
 
 from jupyter_ddp.errors import ConfigError
@@ -18,6 +19,10 @@ from jupyter_ddp.errors import ConfigError
 MAX_RANK: Final = 65_535
 """The highest rank that can be named."""
 
+MOST_ITEMS: Final = 100_000
+"""Items of an iterable that are looked at: it may have no end, and there are fewer ranks."""
+
+_MOST_DIGITS: Final = 9
 _LONGEST: Final = 366 * 86400.0
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(?:(\d+(?:\.\d*)?|\.\d+)\s*([smhd]))\s*")
@@ -84,7 +89,7 @@ def parse_ranks(value: object, field_name: str = "show") -> tuple[int, ...]:
     items = value.split(",") if isinstance(value, str) else items_of(value)
     ranks: set[int] = set()
     for item in items:
-        text = str(item).strip()
+        text = _written(item)
         found = None if isinstance(item, bool) else re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", text)
         if not found and (text or value == ""):
             rule = "ranks are numbers from 0: write 0, 0,3, 0-3 or all"
@@ -123,7 +128,8 @@ def parse_pull(value: object) -> tuple[Pull, ...]:
 def _pull(item: object) -> Pull:
     name, at, rank = str(item).partition("@") if isinstance(item, (str, Pull)) else ("", "", "")
     name, rank = name.strip(), rank.strip()
-    if rank == "all" or (rank.isdecimal() and int(rank) <= MAX_RANK) or not at:
+    is_rank = rank.isdecimal() and len(rank) <= _MOST_DIGITS and int(rank) <= MAX_RANK
+    if rank == "all" or is_rank or not at:
         identifier("pull", name, item)
         return Pull(name, "all" if rank == "all" else int(rank or 0))
     raise ConfigError(
@@ -132,15 +138,26 @@ def _pull(item: object) -> Pull:
 
 
 def shown_value(value: object) -> str:
-    """Return the value's repr for a sentence, cut when long."""
-    text = repr(value)
+    """Return the value's repr for a sentence, cut when long; of what has none its type."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - of a user's class, or a number with too many digits
+        text = f"a {type(value).__name__}"
     limit = 120
     return text if len(text) <= limit else text[:limit] + "…"
 
 
+def _written(item: object) -> str:
+    """Return an item as text, "?" when it has none."""
+    try:
+        return str(item).strip()
+    except Exception:  # noqa: BLE001 - as in `shown_value`
+        return "?"
+
+
 def items_of(value: object) -> list[Any]:
-    """Return the items of an iterable, or the value alone."""
-    return list(value) if isinstance(value, Iterable) else [value]
+    """Return the items of an iterable, at most `MOST_ITEMS`, or the value alone."""
+    return list(islice(value, MOST_ITEMS)) if isinstance(value, Iterable) else [value]
 
 
 def identifier(field_name: str, name: object, shown: object = None) -> str:

@@ -205,7 +205,7 @@ def mapping_value(text: str, namespace: Mapping[str, Any], name: str) -> dict[st
         return dict(namespace[text])
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = _literal(text)
     if not isinstance(value, dict):
         how = 'write a notebook variable\'s name, or JSON in single quotes: \'{"key": "value"}\''

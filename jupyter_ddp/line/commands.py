@@ -106,6 +106,7 @@ def _unknown(word: str) -> str:
     return f"%distributed has no word {word!r}: {known}"
 
 
+_MOST_DIGITS: Final = 9
 _USAGE: Final = {
     "stop": "stop, or stop ID",
     "logs": "logs ID, or logs ID --rank 0",
@@ -123,7 +124,7 @@ def _run_and_rank(command: Command, words: list[str]) -> None:
         name, equals, value = word.partition("=")
         if name in ("-r", "--rank") and command.word == "logs":
             text = value if equals else (todo.popleft() if todo else "")
-            if not text.isdecimal():
+            if not text.isdecimal() or len(text) > _MOST_DIGITS:
                 raise UsageError(f"{name} takes a rank's number, not {text!r}: write logs ID --rank 0.")
             command.rank = int(text)
         elif word.startswith("-"):

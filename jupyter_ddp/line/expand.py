@@ -148,7 +148,10 @@ class _Scanner:
         if self.namespace is None or name not in self.namespace:
             how = f"write {{os.environ['{name}']}} for the environment's, $$ for a dollar sign, or single quotes"
             raise UsageError(f"${name}: the notebook has no variable {name}; {how}.")
-        return Word.of(self.namespace[name])
+        try:
+            return Word.of(self.namespace[name])
+        except Exception as error:  # noqa: BLE001 - the __str__ of the user's object
+            raise UsageError(f"${name} cannot be written: {type(error).__name__}: {error}.") from None
 
     def _evaluate(self, group: str, code: str, convert: str, spec: str) -> Word:
         try:
@@ -178,7 +181,7 @@ def _is_mapping(group: str) -> bool:
     """Whether the group is ``{}``, JSON, or a dict whose keys are constants; ``{x:3}`` formats x."""
     try:
         tree = ast.parse(group, mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the latter two: nested too deep
         return False
     return isinstance(tree, ast.Dict) and all(isinstance(key, ast.Constant) for key in tree.keys)
 
@@ -193,7 +196,7 @@ def _expression(content: str) -> tuple[str, str, str] | None:
         code = (found[1] if found else code).strip()
         try:
             ast.parse(code, mode="eval")
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
             continue
         return code, convert, spec
     return None

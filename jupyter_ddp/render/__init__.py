@@ -133,9 +133,12 @@ def _is_idle(line: Line) -> bool:
 
 
 def _inherited(view: RunView) -> Iterator[_Row]:
-    """Yield the magic line that holds, when the cell's own line does not say all of it."""
+    """Yield the magic line that holds, when the cell's own line does not say all of it.
+
+    With what comes from elsewhere (``setup`` is code) it may be several lines.
+    """
     if view.line:
-        yield _Row(view.line, None, 2)
+        yield from (_Row(text, None, 2) for text in view.line.split("\n"))
 
 
 def _rows(view: RunView) -> Iterator[_Row]:

@@ -37,6 +37,7 @@ LIVE_DISPLAYS: Final = 4
 _ALL: Final = 1_000_000
 _MOST_ROWS: Final = 64
 _LIVE_ROWS: Final = 16
+_MOST_PIXELS: Final = 100_000
 _IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")
 _TEXTS: Final = ("text/markdown", "text/latex", "text/plain")
 
@@ -190,7 +191,7 @@ def _image(mime: str, encoded: str, shown: DisplayView) -> str:
     attributes = ""
     for name in ("width", "height"):
         value = size.get(name) if isinstance(size, dict) else None
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and 0 < value <= _MOST_PIXELS:
             attributes += f' {name}="{value:g}"'
     alt = escape(shown.text.split("\n", 1)[0][:200])
     return f'<img src="data:{mime};base64,{escape(encoded)}" alt="{alt}"{attributes} style="max-width:100%">'

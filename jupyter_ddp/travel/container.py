@@ -34,6 +34,7 @@ PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _MAGIC: Final = b"JDDP\x01\x00\x00\x00"
 _COUNTS: Final = struct.Struct("<8sQQQ")
 _SPAN: Final = struct.Struct("<QQ")
+_HEAD: Final = {"python": str, "names": list, "sources": dict, "modules": dict}
 _PAGE: Final = 4096
 _CHUNK: Final = 64 << 20
 
@@ -157,8 +158,11 @@ def parse(view: memoryview) -> Container:
             message = "the file is cut short"
             raise ContainerError(message)
         head = json.loads(bytes(view[head_at:pickles_at]))
-    except (struct.error, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (struct.error, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         message = "the file is torn"
         raise ContainerError(message) from error
+    if not isinstance(head, dict) or any(type(head.get(name)) is not kind for name, kind in _HEAD.items()):
+        message = "its head is not that of a container"
+        raise ContainerError(message)
     pickles = view[pickles_at : pickles_at + pickles_length]
     return Container(head, pickles, [view[offset : offset + length] for offset, length in spans])

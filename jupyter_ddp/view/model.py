@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jupyter_ddp.view.failure import RankFailure, find_failure
 from jupyter_ddp.view.rich_output import Displays, DisplayView
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jupyter_ddp.view.positions import Positions
     from jupyter_ddp.view.terminal import Line, Terminal
 
+_D = TypeVar("_D")
 OUTPUT_CAP: Final = 256 * 1024
 FAILING_LINES: Final = 20
 """Lines of a failing rank that are shown at the end when they are not shown otherwise."""
@@ -244,13 +245,12 @@ def new_view(facts: Mapping[str, Any], *, log_dir: str = "", output_cap: int = O
     world_size = _count(facts.get("world_size"), nnodes * nproc)
     show = config.get("show")
     created = facts.get("created")
-    name = facts.get("name")
     view = RunView(
         facts=facts,
         id=str(facts.get("id", "")),
-        name=name if isinstance(name, str) and name else None,
-        backend=str(facts.get("backend", "local")),
-        protocol=str(facts.get("protocol", "torchrun")),
+        name=_label(facts.get("name"), None),
+        backend=_label(facts.get("backend"), "local"),
+        protocol=_label(facts.get("protocol"), "torchrun"),
         nnodes=nnodes,
         nproc=nproc,
         world_size=world_size,
@@ -265,6 +265,11 @@ def new_view(facts: Mapping[str, Any], *, log_dir: str = "", output_cap: int = O
 
 def _count(value: Any, default: int) -> int:  # noqa: ANN401 - whatever JSON gave
     return min(value, MOST_RANKS) if isinstance(value, int) and value > 0 else default
+
+
+def _label(value: Any, default: _D) -> str | _D:  # noqa: ANN401 - whatever JSON gave
+    """Return a word that can stand in a status line."""
+    return value if isinstance(value, str) and value and value.isprintable() else default
 
 
 def new_ranks(view: RunView) -> list[RankView]:
