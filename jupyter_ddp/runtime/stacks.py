@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.runtime.source import CALL, CELL
@@ -52,10 +53,13 @@ def _shorten(lines: list[str], cell: Sequence[str]) -> str:
         frames.pop()
         lines.pop()
     shown = []
-    for line, frame in zip(lines, frames, strict=True):
+    for line, same in groupby(lines):
+        frame, repeated = _FRAME.match(line), len(list(same)) - 1
         shown.append(_HEAD.sub(_name_thread, line))
         if frame and frame["file"] == CELL and 0 < int(frame["line"]) <= len(cell):
             shown.append(f"    {cell[int(frame['line']) - 1].strip()}")
+        if frame and repeated:
+            shown.append(f"  [the frame above {repeated} more times]")
     return "\n".join(shown) + "\n" if len(shown) > 1 else ""
 
 
