@@ -31,6 +31,9 @@ FLOOD_TEXT: Final = 64 << 10
 _RUN_ID: Final = re.compile(r"[0-9a-f]{8}")
 _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that began before
 LAST_LINES: Final = 12
+RECORD_SIZE: Final = 64 << 10
+RECORD_FILES: Final = 32
+"""Bytes and files that must be left where a run is to be recorded."""
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
 
@@ -339,11 +342,18 @@ class RunStore:
                 path = self.root / secrets.token_hex(4)
                 with contextlib.suppress(FileExistsError):
                     path.mkdir(mode=0o700)
-                    return RunDirectory(path)
+                    break
         except OSError as error:
             raise LaunchError(
                 f"no run directory can be made below {self.root} ({error.strerror}): set c.DistributedMagics.run_root"
             ) from error
+        if not _has_room(path):
+            path.rmdir()
+            raise LaunchError(
+                f"there is no room to record a run in {self.root}: "
+                "free space there, or set c.DistributedMagics.run_root"
+            )
+        return RunDirectory(path)
 
     def list(self) -> list[RunDirectory]:
         """Return all runs, the newest first."""
@@ -408,6 +418,13 @@ class RunStore:
         with contextlib.suppress(OSError):
             done.touch(mode=0o600)
         return pruned
+
+
+def _has_room(path: Path) -> bool:
+    """Tell whether the record of the smallest run would have space."""
+    found = os.statvfs(path)
+    files_left = found.f_favail if found.f_files else RECORD_FILES  # some file systems do not count them
+    return found.f_bavail * found.f_frsize >= RECORD_SIZE and files_left >= RECORD_FILES
 
 
 def _size(path: Path) -> int:

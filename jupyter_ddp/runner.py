@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import math
 import os
@@ -124,8 +125,10 @@ def run_program(
             rundir.write_json("run.json", _facts(rundir.run_id, program, payload, config, origins or {}, ip))
             _write(payload, rundir.payload)
             job = backend.start(config, program, rundir)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(rundir.path, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise LaunchError(_why_not_started(error, rundir.path.parent)) from error
             raise
         finally:
             rundir.let_go()
@@ -155,6 +158,20 @@ def _write(payload: Payload, path: Path) -> None:
             f"{size} could not be written to {path.parent} ({error.strerror}): "
             "free space there, or set c.DistributedMagics.run_root"
         ) from error
+
+
+_CURES: Final = {
+    errno.ENOSPC: "free space there, or set c.DistributedMagics.run_root",
+    errno.EDQUOT: "free space there, or set c.DistributedMagics.run_root",
+    errno.EMFILE: "raise the kernel's limit of open files (ulimit -n), or close some",
+}
+
+
+def _why_not_started(error: OSError, root: Path) -> str:
+    """Return in a sentence what this machine refused to a run that was about to start, and what helps."""
+    where = "" if error.errno == errno.EMFILE else f" in {root}"
+    cure = f": {_CURES[error.errno]}" if error.errno in _CURES else ""
+    return f"the run could not be recorded{where} ({error.strerror or error}){cure}"
 
 
 def _tell(run: Run, *notes: str) -> None:
