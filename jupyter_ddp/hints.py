@@ -183,6 +183,12 @@ def _shared_memory_full(facts: Facts) -> str | None:
     )
 
 
+def _no_more_threads(facts: Facts) -> str | None:
+    if "can't start new thread" not in facts.message:
+        return None
+    return "No more threads can be started: end some processes, or raise the limit (ulimit -u, or the container's)."
+
+
 def _gpu_held_by_notebook(facts: Facts) -> str | None:
     if facts.type != "OutOfMemoryError" and "CUDA out of memory" not in facts.message:
         return None
@@ -207,6 +213,7 @@ _HINTS: Final[tuple[Callable[[Facts], str | None], ...]] = (
     _missing_module,
     _address_in_use,
     _shared_memory_full,
+    _no_more_threads,
     _gpu_held_by_notebook,
 )
 

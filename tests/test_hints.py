@@ -206,3 +206,8 @@ def test_a_data_loader_without_shared_memory():
     bus = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
     assert "num_workers=0" in hint("RuntimeError", bus + "shared memory. (insufficient shared memory (shm))")
     assert not hint("RuntimeError", "unable to write to file </data/x>: Permission denied")
+
+
+def test_a_limit_of_threads_is_named():
+    assert "(ulimit -u" in hint("RuntimeError", "while the rank was made ready: can't start new thread")
+    assert not hint("RuntimeError", "can't start")
