@@ -136,7 +136,7 @@ class Launcher:
                 preexec_fn=partial(become_plain, os.getpid(), self._spec.get("file_limit")),  # noqa: PLW1509 - the agent has one thread
             )
         except OSError as error:
-            return f"{self.command[0]} could not be started: {error}"
+            return f"{self.command[0]} could not be started: {error}{_cure(str(error))}"
         self.pid = process.pid
         process.returncode = 0  # `watch` collects it, not subprocess
         return None
@@ -250,6 +250,10 @@ class Launcher:
 
 def _said(text: str, who: str) -> str:
     """Return what a launcher's log adds to a sentence: what helps, if it is known, and the log's end."""
-    cure = next((f": {cure}" for pattern, cure in _CURES if pattern.search(text)), "")
+    cure = _cure(text)
     lines = [line for line in text.splitlines() if not _NOISE.match(line)][-TAIL_LINES:]
     return f"{cure}; {who} said:\n" + "\n".join(lines) if lines else cure
+
+
+def _cure(text: str) -> str:
+    return next((f": {cure}" for pattern, cure in _CURES if pattern.search(text)), "")

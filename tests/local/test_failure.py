@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_ddp.events import RankEvent
+from jupyter_ddp.run import Run
 from jupyter_ddp.runtime.process import table
 from jupyter_ddp.runtime.wire import pack
 
@@ -359,4 +360,63 @@ def test_too_few_processes_are_told_as_such(protocol, room):
     if os.getuid() != 0:
         pytest.skip("needs root, to become a user who has no processes")
     answer = launch_as_nobody(protocol, room)
-    assert "(ulimit -u)" in answer.partition("ERROR")[2], answer
+    assert "(ulimit -u" in answer.partition("ERROR")[2], answer
+
+
+ON_ONE = "import ctypes, os, resource, sys, time\nif os.environ['RANK'] == '1':\n    {}\ntime.sleep(300)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "signum"),
+    [
+        ("os.abort()", signal.SIGABRT),
+        ("ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()", signal.SIGABRT),
+        ("overflow()", signal.SIGSEGV),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the C++ library has another name elsewhere")
+def test_an_end_in_c_shows_where_the_cell_was(start, protocol, statement, signum):
+    overflow = """
+import ctypes, sys
+sys.setrecursionlimit(10**8)
+def overflow():
+    ctypes.CFUNCTYPE(None)(overflow)()
+"""
+    run = start(overflow + ON_ONE.format(statement), protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.ends()[1].signal, run.ends()[1].by_run) == (signum, False)
+    assert '"<distributed cell>", line' in run.stacks()[1]
+    assert "jupyter_ddp" not in run.stacks()[1]
+    assert "Extension modules" not in run.stacks()[1]
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        (
+            "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); x = bytearray(8 << 30)",
+            "MemoryError",
+        ),
+        ("(f := lambda: f())()", "RecursionError"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not keep to RLIMIT_AS")
+def test_what_python_has_no_room_for_is_an_error_of_the_cell(start, protocol, statement, error):
+    run = start(ON_ONE.format(statement), protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.errors()[1].type, run.errors()[1].line) == (error, 4)
+    assert run.ends()[0].by_run
+
+
+def test_a_quiet_exit_is_the_first_cause_before_siblings_in_a_collective(start, protocol):
+    cell = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    os._exit(0)
+dist.barrier()
+"""
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.ends()[1].exit_code, run.ends()[1].by_run) == (0, False)
+    assert Run(run.rundir, None).result().message.startswith("rank 1 exited with code 0")
