@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _HEAD: Final = re.compile(r"^(?:(Current) thread|Thread) 0x[0-9a-f]+(.*?)(?: \(most recent call first\))?:$")
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in ')
+_MODULES: Final = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 _OURS: Final = re.compile(r"[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$")
 _BELOW_CELL: Final = re.compile(
     r"[/\\]IPython[/\\]core[/\\]|[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$"
@@ -33,7 +34,7 @@ def clean(text: str, cell: Sequence[str] = ()) -> str:
         text: What faulthandler wrote.
         cell: The lines of the cell, the magic line first; they are written below its frames.
     """
-    head, *blocks = _BLOCK.split(text)
+    head, *blocks = _BLOCK.split(_MODULES.sub("", text))
     if not blocks:
         return text
     kept = [shortened for block in blocks if (shortened := _shorten(block.rstrip().splitlines(), cell))]
