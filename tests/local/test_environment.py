@@ -96,9 +96,9 @@ def run(tmp_path, protocol):
 def namespace():
     """Return what runs a shell's words in namespaces of their own; the words may not have a single quote."""
     if os.getuid() != 0:
-        pytest.skip("namespaces and mounts need root")
+        pytest.skip("needs root, for namespaces and mounts")
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-mun", "true"], check=False).returncode:
-        pytest.skip("this machine allows no namespaces")
+        pytest.skip("needs root who may make namespaces")
     return lambda which, words: f"unshare {which} bash -c '{words}'"
 
 
