@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _NOT_SENT: Final = frozenset({"In", "Out", "get_ipython", "exit", "quit", "open"})
 _UNDEFINED: Final = re.compile(r"name '([^']+)' is not defined")
 _NO_MODULE: Final = re.compile(r"No module named '([^']+)'")
+_SHARED_MEMORY: Final = re.compile(
+    r"unable to [^\n]*</?torch_[^\n]*No space left on device|insufficient shared memory \(shm\)"
+)
 _MODULE_MISSING: Final = ("ModuleNotFoundError", "ImportError")
 
 
@@ -171,6 +174,21 @@ def _address_in_use(facts: Facts) -> str | None:
     return f"Something else listens on the port that the code asks for: {how}."
 
 
+def _shared_memory_full(facts: Facts) -> str | None:
+    if not _SHARED_MEMORY.search(facts.message):
+        return None
+    how = "give it more (docker run --shm-size=2g), or write num_workers=0"
+    return (
+        f"The shared memory, /dev/shm, is full, and a DataLoader's workers leave their batches there: {how}."
+    )
+
+
+def _no_more_threads(facts: Facts) -> str | None:
+    if "can't start new thread" not in facts.message:
+        return None
+    return "No more threads can be started: end some processes, or raise the limit (ulimit -u, or the container's)."
+
+
 def _gpu_held_by_notebook(facts: Facts) -> str | None:
     if facts.type != "OutOfMemoryError" and "CUDA out of memory" not in facts.message:
         return None
@@ -194,6 +212,8 @@ _HINTS: Final[tuple[Callable[[Facts], str | None], ...]] = (
     _debugger,
     _missing_module,
     _address_in_use,
+    _shared_memory_full,
+    _no_more_threads,
     _gpu_held_by_notebook,
 )
 

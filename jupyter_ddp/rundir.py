@@ -39,6 +39,9 @@ _CONTINUATIONS: Final = bytes(range(0x80, 0xC0))  # of UTF-8 characters that beg
 LAST_LINES: Final = 12
 RUN_BYTES: Final = 4 * 10**9
 """Bytes that the text of a run may take on disk, if nothing else is set."""
+RECORD_SIZE: Final = 64 << 10
+RECORD_FILES: Final = 32
+"""Bytes and files that must be left where a run is to be recorded."""
 KEPT: Final = ("model", "output", "checkpoints")
 """Directories of a run whose files are results."""
 PAYLOAD_KEPT: Final = 16 << 20
@@ -376,11 +379,18 @@ class RunStore:
                 path = self.root / secrets.token_hex(4)
                 with contextlib.suppress(FileExistsError):
                     path.mkdir(mode=0o700)
-                    return RunDirectory(path)
+                    break
         except OSError as error:
             raise LaunchError(
                 f"no run directory can be made below {self.root} ({error.strerror}): set c.DistributedMagics.run_root"
             ) from error
+        if not _has_room(path):
+            path.rmdir()
+            raise LaunchError(
+                f"there is no room to record a run in {self.root}: "
+                "free space there, or set c.DistributedMagics.run_root"
+            )
+        return RunDirectory(path)
 
     def list(self) -> list[RunDirectory]:
         """Return all runs, the newest first."""
@@ -464,6 +474,13 @@ def _files(directory: Path) -> Iterator[tuple[str, float]]:
                 facts = path.stat()
                 if stat.S_ISREG(facts.st_mode):
                     yield str(path), facts.st_mtime
+
+
+def _has_room(path: Path) -> bool:
+    """Tell whether the record of the smallest run would have space."""
+    found = os.statvfs(path)
+    files_left = found.f_favail if found.f_files else RECORD_FILES  # some file systems do not count them
+    return found.f_bavail * found.f_frsize >= RECORD_SIZE and files_left >= RECORD_FILES
 
 
 def _size(path: Path) -> int:

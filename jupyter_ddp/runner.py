@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import math
 import os
@@ -126,10 +127,7 @@ def run_program(
         except BaseException as error:
             shutil.rmtree(rundir.path, ignore_errors=True)
             if isinstance(error, OSError):
-                text = f"the run could not be recorded in {rundir.path} ({error.strerror})"
-                raise LaunchError(
-                    f"{text}: see to that, or set c.DistributedMagics.run_root to another disk"
-                ) from error
+                raise LaunchError(_why_not_started(error, rundir.path.parent)) from error
             raise
         finally:
             rundir.let_go()
@@ -149,6 +147,20 @@ def run_program(
     if flag.count and result.outcome in ("interrupted", "stopped"):
         raise RunInterrupt(result)
     return result
+
+
+_CURES: Final = {
+    errno.ENOSPC: "free space there, or set c.DistributedMagics.run_root to another disk",
+    errno.EDQUOT: "free space there, or set c.DistributedMagics.run_root to another disk",
+    errno.EMFILE: "raise the kernel's limit of open files (ulimit -n), or close some",
+}
+
+
+def _why_not_started(error: OSError, root: Path) -> str:
+    """Return in a sentence what this machine refused to a run that was about to start, and what helps."""
+    where = "" if error.errno == errno.EMFILE else f" in {root}"
+    cure = _CURES.get(error.errno or 0, "see to that, or set c.DistributedMagics.run_root to another disk")
+    return f"the run could not be recorded{where} ({error.strerror or error}): {cure}"
 
 
 def _tell(run: Run, *notes: str) -> None:

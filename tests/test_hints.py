@@ -198,3 +198,16 @@ def test_other_errors_of_the_notebook_give_no_hint():
     assert for_notebook_error(name_error("def f():\n  print(loss); loss = 1\nf()"), {"loss"}) is None
     assert for_notebook_error(ValueError("name 'loss' is not defined"), {"loss"}) is None
     assert for_notebook_error(None, {"loss"}) is None
+
+
+def test_a_data_loader_without_shared_memory():
+    inner = "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: unable to write to file </torch_7_2>: "
+    assert "shared memory, /dev/shm, is full" in hint("RuntimeError", inner + "No space left on device (28)")
+    bus = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
+    assert "num_workers=0" in hint("RuntimeError", bus + "shared memory. (insufficient shared memory (shm))")
+    assert not hint("RuntimeError", "unable to write to file </data/x>: Permission denied")
+
+
+def test_a_limit_of_threads_is_named():
+    assert "(ulimit -u" in hint("RuntimeError", "while the rank was made ready: can't start new thread")
+    assert not hint("RuntimeError", "can't start")

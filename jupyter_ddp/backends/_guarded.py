@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -66,7 +67,13 @@ class LocalJob:
             )
         except OSError as error:
             os.close(read)
-            raise LaunchError(f"the run could not be started: {error}") from error
+            cures = {
+                errno.EMFILE: ": raise the kernel's limit of open files (ulimit -n)",
+                errno.EAGAIN: ": this user has too many processes (ulimit -u): end some, or raise the limit",
+            }
+            raise LaunchError(
+                f"the run could not be started: {error}{cures.get(error.errno or 0, '')}"
+            ) from error
         finally:
             os.close(write)
             os.close(log)

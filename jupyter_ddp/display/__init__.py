@@ -333,12 +333,19 @@ class TerminalPublisher:
             self._print(f"{label(rank, stream)} {line}")
 
     def _print(self, text: str) -> None:
-        out = self._out or sys.stdout
-        encoding = getattr(out, "encoding", None) or "utf-8"
-        out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        out = self._where()
+        if out is not None:
+            encoding = getattr(out, "encoding", None) or "utf-8"
+            out.write(text.encode(encoding, "replace").decode(encoding) + "\n")
 
     def _flush(self) -> None:
-        (self._out or sys.stdout).flush()
+        out = self._where()
+        if out is not None:
+            out.flush()
+
+    def _where(self) -> TextIO | None:
+        """Return where lines go; a program that was started without a standard output has none."""
+        return self._out or sys.stdout
 
 
 def _is_under_way(view: RunView) -> bool:

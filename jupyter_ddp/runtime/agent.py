@@ -301,10 +301,13 @@ class Agent:
         self._end_leftovers(tell=order["outcome"] == "succeeded")
         self._ranks.finish()
         verdict = _verdict(order)
-        if order["outcome"] == "failed" and (aborted := self._launcher.abort_text()):
-            verdict |= {"outcome": "lost", "reason": aborted}
+        if order["outcome"] == "failed" and (reason := self._told_by_launcher()):
+            verdict |= {"outcome": "lost", "reason": reason}
         self._end_of_log(**verdict)
         self._up(op="flushed", node=self._node)
+
+    def _told_by_launcher(self) -> str:
+        return self._launcher.abort_text() or self._launcher.last_words(self._ranks.mute())
 
     def _order_exit(self, _order: dict[str, Any]) -> None:
         self._leaving = True

@@ -11,6 +11,7 @@ The agents in turn watch the guard: they hold the read end of a pipe whose only 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -78,7 +79,14 @@ def _guard(spec: dict[str, Any], run_dir: Path, owner: int, asks: socket.socket 
     start = partial(_start_agent, spec, run_dir=run_dir, life=life, hold=hold, asks=asks)
     from jupyter_ddp.runtime import agent  # noqa: F401 - once for all agents, while the zygote imports
 
-    agents = {start(node): node for node in range(spec["nnodes"])}
+    agents: dict[int, int] = {}
+    try:
+        for node in range(spec["nnodes"]):
+            agents[start(node)] = node
+    except OSError as error:
+        kill_all(spec["run_id"])
+        cure = ": this user has too many processes, end some or raise the limit (ulimit -u)"
+        sys.exit(f"no agent could be started ({error.strerror}){cure if error.errno == errno.EAGAIN else ''}")
     os.close(life)
     if spec["payload"] is not None:
         os.close(spec["payload"])  # the agents have it: it goes when they and the ranks have let go

@@ -15,7 +15,7 @@ from jupyter_ddp.runtime.forking import ForkedLauncher, RankNurse
 from jupyter_ddp.runtime.process import MARKER, become_plain, reap
 from jupyter_ddp.runtime.record import read_text
 from jupyter_ddp.runtime.worker import MASTER, NPROC, NURSERY, SOCKETS
-from jupyter_ddp.words import signal_name
+from jupyter_ddp.words import ranks_named, signal_name
 
 if TYPE_CHECKING:
     import selectors
@@ -29,6 +29,23 @@ _MPI_ABORT: Final = re.compile(
     r"MPI_ABORT was invoked on rank (?P<openmpi>\d+)[\s\S]{,400}?[Ee]rrorcode:? (?P<code>-?\d+)"
     r"|^Abort\((?P<mpich_code>-?\d+)\) on node \d+ \(rank (?P<mpich>\d+) in comm [\s\S]{,100}?called MPI_Abort",
     re.MULTILINE,
+)
+_CURES: Final = (
+    (
+        # the last two are what Open MPI 5 says when it cannot fork, and when it cannot start a thread
+        re.compile(
+            r"Resource temporarily unavailable|can't start new thread|odls_default_module\.c|start listen thread"
+        ),
+        "this user has too many processes or threads: end some, or raise the limit (ulimit -u)",
+    ),
+    (
+        re.compile("Too many open files"),
+        "too few files may be open: raise the kernel's limit (ulimit -n)",
+    ),
+    (
+        re.compile("Cannot allocate memory"),
+        "there is not enough memory: end what has it, or start fewer ranks",
+    ),
 )
 _NOISE: Final = re.compile(r"^\s*$|^[*=-]{5,}|^W\d{4} |OMP_NUM_THREADS")
 
@@ -119,7 +136,7 @@ class Launcher:
                 preexec_fn=partial(become_plain, os.getpid(), self._spec.get("file_limit")),  # noqa: PLW1509 - the agent has one thread
             )
         except OSError as error:
-            return f"{self.command[0]} could not be started: {error}"
+            return f"{self.command[0]} could not be started: {error}{_cure(str(error))}"
         self.pid = process.pid
         process.returncode = 0  # `watch` collects it, not subprocess
         return None
@@ -186,6 +203,11 @@ class Launcher:
         found = _MPI_ABORT.search(read_text(self._log_path))
         return f"rank {found.group(1)} called MPI_Abort with error code {found.group(2)}" if found else ""
 
+    def last_words(self, ranks: list[int]) -> str:
+        """Return in words why ranks ended that could not tell it, "" if they wrote nothing to the launcher's log."""
+        said = _said(read_text(self._log_path), "they")
+        return f"{ranks_named(ranks)} could not start{said}" if ranks and said else ""
+
     def _command(self, port: int) -> list[str]:
         spec = self._spec
         if spec["protocol"] == "torchrun":
@@ -223,6 +245,15 @@ class Launcher:
             rank, error = found["openmpi"] or found["mpich"], found["code"] or found["mpich_code"]
             return f"rank {rank} called MPI_Abort with error code {error}"
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-        lines = [line for line in text.splitlines() if not _NOISE.match(line)][-TAIL_LINES:]
-        said = "; it said:\n" + "\n".join(lines) if lines else ""
-        return f"{self._spec['protocol']} {how} before its ranks had finished{said}"
+        return f"{self._spec['protocol']} {how} before its ranks had finished{_said(text, 'it')}"
+
+
+def _said(text: str, who: str) -> str:
+    """Return what a launcher's log adds to a sentence: what helps, if it is known, and the log's end."""
+    cure = _cure(text)
+    lines = [line for line in text.splitlines() if not _NOISE.match(line)][-TAIL_LINES:]
+    return f"{cure}; {who} said:\n" + "\n".join(lines) if lines else cure
+
+
+def _cure(text: str) -> str:
+    return next((f": {cure}" for pattern, cure in _CURES if pattern.search(text)), "")

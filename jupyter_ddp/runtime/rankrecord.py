@@ -35,6 +35,7 @@ class RankRecord:
         ended: The process is gone and everything that it left has been read.
         failed: It told an error, or ended in a way that fails the run.
         signalled: The run has signalled it to end.
+        mute: It ended by itself before its streams were files: what it said last is in the launcher's log.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -49,6 +50,7 @@ class RankRecord:
         self.signalled = False
         self._turns = float(TURNS_BURST)
         self._turned_at = 0.0
+        self.mute = False
         self.tails = [StreamTail(run_dir, rank, stream) for stream in STREAMS]
 
     def may_turn(self, now: float) -> bool:

@@ -21,7 +21,7 @@ from jupyter_ddp.events import (
     ValueEvent,
 )
 from jupyter_ddp.runtime.rankrecord import RankRecord
-from jupyter_ddp.runtime.record import TURN, read_text
+from jupyter_ddp.runtime.record import TURN, read_text, stream_path
 from jupyter_ddp.runtime.room import Room
 from jupyter_ddp.runtime.stacks import clean
 from jupyter_ddp.runtime.streams import STACKS_SIGNAL
@@ -287,6 +287,7 @@ class Ranks:
             return
         record.drain(self._log, record.sizes())
         record.ended = True
+        record.mute = not record.signalled and not stream_path(self._run_dir, record.rank, "stdout").exists()
         self._hot.pop(record.rank, None)
         if signum is not None:
             self._add_stack(record.rank, read_text(self._run_dir / f"rank{record.rank}.fault"))
@@ -303,6 +304,10 @@ class Ranks:
             record.failed = True
             self._report(op="failed", rank=record.rank)
         self._report(op="ended", rank=record.rank)
+
+    def mute(self) -> list[int]:
+        """Return the ranks that ended by themselves before they had streams of their own."""
+        return [record.rank for record in self._records.values() if record.mute]
 
     # stacks
 

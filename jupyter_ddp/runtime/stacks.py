@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from jupyter_ddp.runtime.source import CALL, CELL
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = re.compile(r"^(?=(?:Current thread|Thread) 0x)", re.MULTILINE)
 _HEAD: Final = re.compile(r"^(?:(Current) thread|Thread) 0x[0-9a-f]+(.*?)(?: \(most recent call first\))?:$")
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in ')
+_MODULES: Final = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 _OURS: Final = re.compile(r"[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$")
 _BELOW_CELL: Final = re.compile(
     r"[/\\]IPython[/\\]core[/\\]|[/\\]jupyter_ddp[/\\]runtime[/\\]|^<frozen runpy>$"
@@ -32,7 +34,7 @@ def clean(text: str, cell: Sequence[str] = ()) -> str:
         text: What faulthandler wrote.
         cell: The lines of the cell, the magic line first; they are written below its frames.
     """
-    head, *blocks = _BLOCK.split(text)
+    head, *blocks = _BLOCK.split(_MODULES.sub("", text))
     if not blocks:
         return text
     kept = [shortened for block in blocks if (shortened := _shorten(block.rstrip().splitlines(), cell))]
@@ -52,10 +54,13 @@ def _shorten(lines: list[str], cell: Sequence[str]) -> str:
         frames.pop()
         lines.pop()
     shown = []
-    for line, frame in zip(lines, frames, strict=True):
+    for line, same in groupby(lines):
+        frame, repeated = _FRAME.match(line), len(list(same)) - 1
         shown.append(_HEAD.sub(_name_thread, line))
         if frame and frame["file"] == CELL and 0 < int(frame["line"]) <= len(cell):
             shown.append(f"    {cell[int(frame['line']) - 1].strip()}")
+        if frame and repeated:
+            shown.append(f"  [the frame above {repeated} more times]")
     return "\n".join(shown) + "\n" if len(shown) > 1 else ""
 
 

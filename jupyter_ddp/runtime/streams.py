@@ -265,6 +265,12 @@ def _private(path: Path) -> int:
     """Return a descriptor of our own that appends to `path` and is not inherited by programs."""
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _PRIVATE)
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, min(_PRIVATE, _file_limit() // 2))
     finally:
         os.close(opened)
+
+
+def _file_limit() -> int:
+    """Return how many files this process may have open: no descriptor has that number or a higher one."""
+    found = os.sysconf("SC_OPEN_MAX")
+    return found if found > 0 else 2 * _PRIVATE

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
 
 from jupyter_ddp.events import RankEvent
+from jupyter_ddp.run import Run
+from jupyter_ddp.runtime.process import table
 from jupyter_ddp.runtime.wire import pack
 
 RAISE = """
@@ -227,3 +236,149 @@ def test_messages_that_nobody_understands_end_nothing(start):
         connection.connect(path)
         connection.sendall(b"\xff" * 64)
     assert run.end().outcome == "succeeded"
+
+
+IN_A_COLLECTIVE = """
+import ctypes, os, resource, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    {end}
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "signum", "instances"),
+    [
+        ("os.abort()", None, signal.SIGABRT, 2),
+        ("ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()", None, signal.SIGABRT, 1),
+        ("os._exit(0)", 0, None, 2),
+        ("sys.exit('bad data')", 1, None, 1),
+    ],
+    ids=["abort", "terminate", "exit-0", "sys-exit"],
+)
+def test_a_rank_that_leaves_a_collective_takes_the_others_along(
+    start, protocol, end, code, signum, instances
+):
+    """B45, B46: no sibling waits for who does not come, and its error is not taken for the cause."""
+    cell = IN_A_COLLECTIVE.format(end=end)
+    run = start(cell, protocol=protocol, instance_count=instances, nproc_per_node=2 // instances)
+    assert run.end().outcome == "failed"
+    left = run.ends()[1]
+    assert (left.exit_code, left.signal, left.by_run) == (code, signum, False)
+    assert left.time <= run.ends()[0].time
+    if signum:
+        assert '"<distributed cell>", line 7 in <module>' in run.stacks()[1]
+        assert "jupyter_ddp" not in run.stacks()[1]
+
+
+def test_a_rank_that_gets_no_memory_says_where(start, protocol):
+    cell = IN_A_COLLECTIVE.format(
+        end="resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); held = bytearray(64 << 30)"
+    )
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.errors()[1].type, run.errors()[1].line) == ("MemoryError", 7)
+
+
+def test_a_stack_that_overflows_in_c_is_shown_in_few_lines(start, protocol):
+    cell = """
+import ctypes, sys
+sys.setrecursionlimit(10**9)
+def dive(): return call()
+call = ctypes.CFUNCTYPE(ctypes.c_int)(dive)
+dive()
+"""
+    run = start(cell, protocol=protocol, nproc_per_node=1)
+    assert run.end().outcome == "failed"
+    assert run.ends()[0].signal == signal.SIGSEGV
+    assert "more times]" in run.stacks()[0]
+    assert run.stacks()[0].count("dive") < 10
+
+
+@pytest.fixture
+def little_memory():
+    """A memory cgroup that has 600 MB."""
+    group = Path(f"/sys/fs/cgroup/memory/jupyter_ddp-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(600_000_000))
+    except OSError:
+        pytest.skip("needs root, and memory cgroups of version 1")
+    yield group
+    group.rmdir()
+
+
+def test_a_rank_that_the_system_kills_for_its_memory(start, protocol, little_memory):
+    join = f"open('{little_memory}/cgroup.procs', 'w').write(str(os.getpid())); held = bytearray(2 << 30)"
+    run = start(IN_A_COLLECTIVE.format(end=join), protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.ends()[1].signal, run.ends()[1].by_run) == (signal.SIGKILL, False)
+
+
+AS_NOBODY = """
+import os, resource, sys
+from jupyter_ddp import LaunchConfig, launch
+from jupyter_ddp.errors import JupyterDDPError
+from jupyter_ddp.settings import SETTINGS
+root, protocol, room = sys.argv[1:]
+os.setgroups([]), os.setgid(NOBODY), os.setuid(NOBODY)
+os.environ["HOME"] = SETTINGS.run_root = root
+resource.setrlimit(resource.RLIMIT_NPROC, (int(room), int(room)))
+try:
+    launch(print, 'hi', config=LaunchConfig(nproc_per_node=2, protocol=protocol))
+except JupyterDDPError as error:
+    print("ERROR", error)
+"""
+NOBODY = 65_000
+"""A user who has no processes; a test that fails could leave some, so nobody else's."""
+
+
+def launch_as_nobody(protocol: str, room: int) -> str:
+    """Run a cell as a user who may have `room` processes and threads; return what the kernel shows."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        os.chown(root, NOBODY, NOBODY)
+        program = AS_NOBODY.replace("NOBODY", str(NOBODY))
+        done = subprocess.run(
+            [sys.executable, "-c", program, root, protocol, str(room)],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        for run in Path(root).glob("????????"):
+            assert [process for process in table(run.name).values() if process.marked] == []
+    return done.stdout
+
+
+@pytest.mark.parametrize("room", range(3, 13, 3))
+def test_too_few_processes_are_told_as_such(protocol, room):
+    """Wherever it is that nothing can be forked: guard, agent, launcher, stub or rank. Root has no such limit."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become a user who has no processes")
+    answer = launch_as_nobody(protocol, room)
+    assert "(ulimit -u" in answer.partition("ERROR")[2], answer
+
+
+def test_a_recursion_without_end_is_an_error_of_the_cell(start, protocol):
+    cell = "import os, time\nif os.environ['RANK'] == '1':\n    (f := lambda: f())()\ntime.sleep(300)"
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.errors()[1].type, run.errors()[1].line) == ("RecursionError", 4)
+
+
+def test_a_quiet_exit_is_the_first_cause_before_siblings_in_a_collective(start, protocol):
+    cell = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    os._exit(0)
+dist.barrier()
+"""
+    run = start(cell, protocol=protocol)
+    assert run.end().outcome == "failed"
+    assert (run.ends()[1].exit_code, run.ends()[1].by_run) == (0, False)
+    assert Run(run.rundir, None).result().message.startswith("rank 1 exited with code 0")

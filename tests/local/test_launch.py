@@ -182,6 +182,17 @@ def test_a_port_that_is_taken_in_the_last_moment_is_replaced(start, monkeypatch)
         assert run.text(0) == "sum 2\n"
 
 
+@pytest.mark.parametrize(("protocol", "count"), [("mpirun", 20), ("torchrun", 8)])
+def test_many_runs_at_once_have_ports_and_outputs_of_their_own(start, protocol, count):
+    cell = "import os\nprint(os.environ['MASTER_PORT'], {})"
+    runs = [start(cell.format(n), protocol=protocol, nproc_per_node=1) for n in range(count)]
+    outcomes = [run.end().outcome for run in runs]
+    assert outcomes == ["succeeded"] * count
+    said = [run.text(0).split() for run in runs]
+    assert [int(number) for _, number in said] == list(range(count))
+    assert len({port for port, _ in said}) == count
+
+
 def test_a_launcher_that_fails_is_quoted(start, use_mpirun, tmp_path):
     script = tmp_path / "mpirun"
     script.write_text("#!/bin/sh\necho 'There are not enough slots available' >&2\nexit 3\n")

@@ -54,3 +54,13 @@ def test_a_line_that_the_cell_does_not_have_is_no_error():
 def test_a_text_of_another_form_comes_back_as_it_is():
     assert clean("no stacks here\n") == "no stacks here\n"
     assert clean("") == ""
+
+
+def test_a_frame_that_calls_itself_is_counted():
+    inner = '  File "<distributed cell>", line 3 in dive\n'
+    text = clean(
+        "Current thread 0x1 (most recent call first):\n" + 98 * inner + "  ...\n\nExtension modules: a, b\n",
+        SOURCE,
+    )
+    assert text.count("dive") == 1
+    assert text.endswith("[the frame above 97 more times]\n  ...\n")
