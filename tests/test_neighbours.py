@@ -110,7 +110,7 @@ def test_a_singleton_comes_back_as_the_notebooks_own(book):
         ("raise SystemExit(1, 2)", "rank 0 called sys.exit((1, 2))"),
         (
             "import os\nos.execvp('true', ['true'])",
-            "rank 0 exited with code 0 without finishing their cell (no Python traceback)",
+            "rank 0 exited with code 0 without finishing its cell (no Python traceback)",
         ),
         (
             "import sys\nsys.stdout = sys.stderr = None\n1 / 0",
