@@ -637,3 +637,21 @@ def test_a_giant_line(book):
     assert shown.nbytes < 3_000_000
     text = (book.last_run().path / "rank0.stdout").read_text()
     assert text == "A" * 5_000_000 + "\nafter\n"
+
+
+def test_the_same_cell_again_and_again(book):
+    """B31: each run has processes and ports of its own."""
+    cell = "import os\nprint(os.getpid(), os.environ['MASTER_PORT'])"
+    said = [book.distribute(cell).lines(0)[0].split() for _ in range(3)]
+    assert len({pid for pid, _ in said}) == 3
+
+
+def test_output_is_live(book):
+    """B69: without a flush, while the rank still runs."""
+    request = book.notebook.send(f"{book.magic()}\nimport time\nprint('tick')\ntime.sleep(300)")
+    assert book.shown(book.notebook.messages(request, until=states("[0] tick", "[1] tick"))).lines(1) == [
+        "tick"
+    ]
+    book.notebook.manager.interrupt_kernel()
+    book.notebook.messages(request)
+    until_gone(book.last_run())
