@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_ddp.launchers import is_launcher_variable
+from tests.book import Book
+from tests.notebook import Notebook
 
 ALLOWED_SKIPS = ("needs a GPU", "needs macOS", "needs AWS", "needs root")
 """How the reason of a skip begins that CI accepts: what no machine of CI has. Any other skip is a failure there."""
@@ -95,3 +97,11 @@ def _nothing_left_behind():
 def repository() -> Path:
     """The root of this repository."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", params=["mpirun", "torchrun"])
+def book(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """A notebook whose distributed cells run under one launcher, and then another one under the other."""
+    notebook = Notebook(tmp_path_factory.mktemp("state"))
+    yield Book(notebook, tmp_path_factory.mktemp("notebook"), request.param)
+    notebook.close()

@@ -1,4 +1,4 @@
-"""The field cases, as a user meets them: cells in a real kernel, one kernel for all of them.
+"""The field cases, as a user meets them: cells in a real kernel, one kernel for all of them, under each launcher.
 
 What other tests pin below the notebook (endings, signals, the record of the output) is not repeated here; neighbours of
 a case are here when they broke something once.
@@ -9,88 +9,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.notebook import Notebook, outputs, states, texts, until_gone
+from tests.book import ONE, TWO, under_mpirun
+from tests.notebook import states, texts, until_gone
 
 pytestmark = [pytest.mark.kernel, pytest.mark.mpi]
-MPIRUN = "-p 2 --protocol mpirun"
-TORCHRUN = "-p 2 --protocol torchrun"
-ONE = "-p 1 --protocol mpirun"
-_LINE = re.compile(r"\[(\d+)(?:-(\d+))?(!?)\] ?(.*)")
-
-
-@dataclass
-class Shown:
-    """What one distributed cell has left in the notebook."""
-
-    plain: str = ""
-    error: str = ""
-    streams: str = ""
-    bundle: dict[str, Any] = field(default_factory=dict)
-    nbytes: int = 0
-
-    @property
-    def ok(self) -> bool:
-        return self.plain.startswith("succeeded") and not self.error
-
-    def lines(self, rank: int, mark: str = "") -> list[str]:
-        """Return what a rank shows; ``mark`` is "!" for stderr."""
-        found = [match for line in self.plain.split("\n") if (match := _LINE.fullmatch(line))]
-        return [
-            text
-            for first, last, stream, text in (match.groups() for match in found)
-            if stream == mark and int(first) <= rank <= int(last or first)
-        ]
-
-
-class Book:
-    """A notebook whose cells are run one by one."""
-
-    def __init__(self, notebook: Notebook, directory: Path) -> None:
-        self.notebook = notebook
-        self.directory = directory
-        self.run("import os, sys")
-        self.run(f"os.chdir({str(directory)!r}); sys.path.insert(0, {str(directory)!r})")
-
-    def run(self, code: str) -> str:
-        """Run a cell of the notebook, and return what it prints."""
-        messages = self.notebook.run(code)
-        errors = [message["content"]["evalue"] for message in messages if message["msg_type"] == "error"]
-        assert not errors, errors
-        return texts(messages)
-
-    def distribute(self, cell: str, flags: str = MPIRUN) -> Shown:
-        """Run a cell on ranks, and wait until its processes are gone."""
-        shown = self.shown(self.notebook.run(f"%%distributed {flags}\n{cell}"))
-        if shown.plain:
-            until_gone(self.last_run())
-        return shown
-
-    def shown(self, messages: list[dict[str, Any]]) -> Shown:
-        bundles = list(outputs(messages).values())
-        assert len(bundles) <= 1  # a run is one output
-        error = next((m["content"]["evalue"] for m in messages if m["msg_type"] == "error"), "")
-        size = sum(len(json.dumps(message["content"])) for message in messages)
-        bundle = bundles[0] if bundles else {}
-        return Shown(bundle.get("text/plain", ""), error, texts(messages), bundle, size)
-
-    def runs(self) -> int:
-        return len(self.notebook.store.list())
-
-    def last_run(self):
-        return max(self.notebook.store.list(), key=lambda run: run.path.stat().st_ctime)
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory):
-    notebook = Notebook(tmp_path_factory.mktemp("state"))
-    yield Book(notebook, tmp_path_factory.mktemp("notebook"))
-    notebook.close()
 
 
 # -- A. variables and definitions -------------------------------------------------------------------------------------
@@ -492,8 +418,8 @@ STALE = {
 }  # fmt: skip
 
 
-def test_one_cell_under_both_launchers(book):
-    """B33, B35, B36, B37, B56, B107, B109: from a kernel that has used torch, has stale variables, and holds the ports."""
+def test_what_a_launcher_gives_to_ranks(book):
+    """B33, B35, B36, B37, B56, B107, B109: the same under both, from a kernel that has used torch, has stale variables, and holds the ports."""
     book.run(
         f"import socket, torch\nprobe = torch.zeros(1)\nkept = dict(os.environ)\nos.environ.update({STALE})\n"
         "stale = dict(os.environ)\nblockers = [socket.socket() for _ in range(2)]\n"
@@ -501,22 +427,21 @@ def test_one_cell_under_both_launchers(book):
         "    try: blocker.bind(('127.0.0.1', port)); blocker.listen()\n"
         "    except OSError: pass  # somebody else blocks it"
     )
-    for flags in (MPIRUN, TORCHRUN):
-        shown = book.distribute(CONTRACT, flags)
-        assert shown.ok, shown.error
-        for rank in range(2):
-            facts, *rest = shown.lines(rank)
-            assert json.loads(facts) == {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
-                "GROUP_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-            }
-            assert rest[:2] == ["False False ''", "1 1"]
-            assert rest[3] == f"{rank} 2"
-            assert shown.lines(rank, "!") == []
+    shown = book.distribute(CONTRACT)
+    assert shown.ok, shown.error
+    for rank in range(2):
+        facts, *rest = shown.lines(rank)
+        assert json.loads(facts) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        assert rest[:2] == ["False False ''", "1 1"]
+        assert rest[3] == f"{rank} 2"
+        assert shown.lines(rank, "!") == []
     assert book.run("print(dict(os.environ) == stale)") == "True\n"
     book.run("for blocker in blockers: blocker.close()\nos.environ.clear(); os.environ.update(kept)")
 
@@ -532,24 +457,26 @@ def test_a_directory_that_is_gone(book):
 def test_a_thread_count_of_the_users(book):
     """B37."""
     cell = "import torch, os; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
-    shown = book.distribute(cell, f"{MPIRUN} -e OMP_NUM_THREADS=2")
+    shown = book.distribute(cell, f"{TWO} -e OMP_NUM_THREADS=2")
     assert shown.lines(0) == shown.lines(1) == ["2 2"]
 
 
+@under_mpirun
 def test_more_ranks_than_cores_meet_in_mpi(book):
     """B39, B40: as whoever runs this."""
     cell = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.allreduce(1))"
-    shown = book.distribute(cell, "-p 4 --protocol mpirun")
+    shown = book.distribute(cell, "-p 4")
     assert [shown.lines(rank) for rank in range(4)] == [[f"{rank} 4"] for rank in range(4)]
 
 
+@under_mpirun
 def test_what_mpi_puts_on_disk_goes_with_the_run(book):
     """B51: also when everything is killed; files of a dead mpirun would stop a later one that has its pid."""
     cell = (
         "import os\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
         "print(os.environ.get('PMIX_SERVER_TMPDIR', ''), flush=True)\nprint('here')\nimport time; time.sleep(300)"
     )
-    request = book.notebook.send(f"%%distributed {MPIRUN}\n{cell}")
+    request = book.notebook.send(f"{book.magic()}\n{cell}")
     messages = book.notebook.messages(request, until=states("[0] here", "[1] here"))
     run = book.last_run()
     place = Path(json.loads((run.path / "agent.json").read_bytes())["sockets"][0]).parent
@@ -568,15 +495,12 @@ def test_what_mpi_puts_on_disk_goes_with_the_run(book):
 # -- D. failures as the notebook shows them ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "flags", ["-p 4 --protocol mpirun", "-p 4 --protocol torchrun"], ids=["mpirun", "torchrun"]
-)
-def test_one_rank_fails_while_the_others_wait(book, flags):
+def test_one_rank_fails_while_the_others_wait(book):
     """B42, B43: the same words under both launchers."""
     shown = book.distribute(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.environ['RANK'] == '3':\n"
         "    raise ValueError('loss became nan at step 12')\ntime.sleep(600)",
-        flags,
+        "-p 4",
     )
     head, line, _, trace, *_ = shown.error.split("\n")
     assert head == "rank 3 failed: ValueError: loss became nan at step 12"
@@ -585,10 +509,11 @@ def test_one_rank_fails_while_the_others_wait(book, flags):
     assert "stopped because of it: ranks 0-2" in shown.error
 
 
+@under_mpirun
 def test_a_rank_fails_while_the_others_wait_in_mpi(book):
     """B57."""
     cell = "from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1: raise OSError(28, 'disk full')\nMPI.COMM_WORLD.Barrier()"
-    shown = book.distribute(cell, "-p 3 --protocol mpirun")
+    shown = book.distribute(cell, "-p 3")
     assert shown.error.startswith("rank 1 failed: OSError: [Errno 28] disk full\n")
     assert "stopped because of it: ranks 0, 2" in shown.error
     assert "MPI_ABORT" not in shown.plain
@@ -599,12 +524,10 @@ def test_all_ranks_fail_alike(book):
 
     On a busy machine a rank may come too late to tell its own error.
     """
-    shown = book.distribute("import this_module_is_missing", "-p 8 --protocol mpirun")
+    shown = book.distribute("import this_module_is_missing", "-p 8")
     assert re.match(r"(all 8 ranks|ranks [-\d, ]+) failed: ModuleNotFoundError: No module named", shown.error)
     assert shown.error.count("Traceback") == shown.error.count("  File ") == 1
-    shown = book.distribute(
-        "import os\nraise RuntimeError(f\"rank {os.environ['RANK']}\")", "-p 4 --protocol mpirun"
-    )
+    shown = book.distribute("import os\nraise RuntimeError(f\"rank {os.environ['RANK']}\")", "-p 4")
     assert shown.error.count("Traceback") == 1
     assert re.match(r"rank (\d) failed: RuntimeError: rank \1\n", shown.error)
 
@@ -628,7 +551,7 @@ def test_crashes_and_endings_without_a_traceback(book):
 def test_a_time_limit_tells_where_each_rank_is(book):
     """B54."""
     cell = "import os, time\nif os.environ['RANK'] != '0': time.sleep(600)\nelse:\n    while True: pass"
-    shown = book.distribute(cell, f"{MPIRUN} --timeout 1")
+    shown = book.distribute(cell, f"{TWO} --timeout 1")
     assert shown.error.startswith("timed out: ranks 0-1 had not finished")
     assert "while True: pass" in shown.error
     assert "if os.environ['RANK'] != '0': time.sleep(600)" in shown.error
@@ -652,7 +575,7 @@ def test_progress_bars(book):
         "from tqdm import tqdm\nfrom tqdm.auto import tqdm as auto\nfrom tqdm.notebook import tqdm as there\nimport os\n"
         "for _ in tqdm(range(500), desc=f\"r{os.environ['RANK']}\", mininterval=0): pass\n"
         "for bar in (auto, there, from_notebook):\n    for _ in bar(range(5)): pass\nprint('end')",
-        "-p 4 --protocol mpirun",
+        "-p 4",
     )
     for rank in range(4):
         bars = shown.lines(rank, "!")
@@ -665,7 +588,7 @@ def test_a_flood(book):
     """B61: the view is cut and says so; every line is on disk."""
     shown = book.distribute(
         "import os\nr = os.environ['RANK']\nfor i in range(25_000):\n    print(f'r{r} line {i} ' + 'x' * 60)",
-        "-p 8 --protocol mpirun",
+        "-p 8",
     )
     assert shown.ok
     assert len(json.dumps(shown.bundle)) < 2_000_000
@@ -714,3 +637,21 @@ def test_a_giant_line(book):
     assert shown.nbytes < 3_000_000
     text = (book.last_run().path / "rank0.stdout").read_text()
     assert text == "A" * 5_000_000 + "\nafter\n"
+
+
+def test_the_same_cell_again_and_again(book):
+    """B31: each run has processes and ports of its own."""
+    cell = "import os\nprint(os.getpid(), os.environ['MASTER_PORT'])"
+    said = [book.distribute(cell).lines(0)[0].split() for _ in range(3)]
+    assert len({pid for pid, _ in said}) == 3
+
+
+def test_output_is_live(book):
+    """B69: without a flush, while the rank still runs."""
+    request = book.notebook.send(f"{book.magic()}\nimport time\nprint('tick')\ntime.sleep(300)")
+    assert book.shown(book.notebook.messages(request, until=states("[0] tick", "[1] tick"))).lines(1) == [
+        "tick"
+    ]
+    book.notebook.manager.interrupt_kernel()
+    book.notebook.messages(request)
+    until_gone(book.last_run())

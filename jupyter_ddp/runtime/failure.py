@@ -70,7 +70,7 @@ def with_traceback(
     """
     try:
         text = _render(error, source, whole=whole)
-    except Exception:  # noqa: BLE001 - an exception that breaks `traceback` still has to be told
+    except BaseException:  # noqa: BLE001 - an exception that breaks `traceback` still has to be told
         text = f"{event.type}: {event.message}"
     if len(text) > TRACEBACK_LIMIT:
         half = TRACEBACK_LIMIT // 2
@@ -99,7 +99,7 @@ def _message(error: BaseException) -> str:
         if isinstance(error, SyntaxError) and error.msg:
             return str(error.msg)
         return str(error)
-    except Exception as broken:  # noqa: BLE001 - the user's __str__ may do anything
+    except BaseException as broken:  # noqa: BLE001 - the user's __str__ may do anything, and even exit
         return f"(this {type(error).__name__} has no text: its __str__ raised {type(broken).__name__})"
 
 

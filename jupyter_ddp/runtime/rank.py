@@ -100,6 +100,7 @@ class Rank:
         if shell is not None:
             ending = self._guard(lambda: self._run_cell(shell, frame))
         if not self._link.is_owner:  # a forked child that did not end where the cell did
+            self._tell_here(ending)
             self._streams.sizes()
             os._exit(0 if ending.error is None else exit_code(ending.error))
         failed = not is_quiet_end(ending.error)
@@ -215,6 +216,19 @@ class Rank:
         if told.traceback:
             self._put(told)
         self._link.drain(SEND_LIMIT)
+
+    def _tell_here(self, ending: Ending) -> None:
+        """Write a forked child's error to stderr, as Python does: nobody is told by frames."""
+        from jupyter_ddp.runtime.failure import describe, is_quiet_end, with_traceback
+
+        if ending.error is None or is_quiet_end(ending.error) or sys.stderr is None:
+            return
+        event = describe(ending.error, ending.source, ending.time)
+        text = with_traceback(event, ending.error, ending.source).traceback
+        if isinstance(ending.error, SystemExit):
+            text = "" if isinstance(ending.error.code, int) else event.message
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"{text}\n" if text else "")
 
     def _put(self, event: Event) -> None:
         self._streams.put_event(to_json(event))

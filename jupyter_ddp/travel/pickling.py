@@ -18,6 +18,7 @@ from jupyter_ddp.errors import ValueTravelError
 from jupyter_ddp.travel import rebuild
 from jupyter_ddp.travel.buffers import reduce_buffer
 from jupyter_ddp.travel.loading import current
+from jupyter_ddp.travel.named import can_be_named, reduce_named
 from jupyter_ddp.travel.origins import known_token, token_for
 from jupyter_ddp.travel.own import own_objects
 from jupyter_ddp.travel.refusals import HISTORY, RefusedError, refusal, standard_stream
@@ -192,6 +193,7 @@ class PayloadPickler(TravelPickler):
         super().__init__(keep_device=True)
         self._mains = {id(namespace): namespace for namespace in namespaces}
         self._own = own_objects()
+        self._unnamed: set[type] = set()
         self.definitions: list[tuple[str, Any]] = []
         for identity in self._mains:
             self.globals_ref[identity] = MainGlobals()
@@ -203,7 +205,19 @@ class PayloadPickler(TravelPickler):
     def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - a reduce value
         """Reduce what every process has of its own to its name, all else like any travelling object."""
         own = self._own.get(id(obj))
-        return super().reducer_override(obj) if own is None else own.__reduce__()
+        if own is not None:
+            return own.__reduce__()
+        named = self._reduce_named(obj)
+        return super().reducer_override(obj) if named is None else named
+
+    def _reduce_named(self, obj: Any) -> Any | None:  # noqa: ANN401 - a reduce value
+        kind = type(obj)
+        if kind in self._unnamed:
+            return None
+        if can_be_named(kind):
+            return reduce_named(obj)
+        self._unnamed.add(kind)
+        return None
 
     def is_own(self, obj: Any) -> bool:  # noqa: ANN401 - any object
         """Whether every process has this object of its own, so that it travels by name."""
