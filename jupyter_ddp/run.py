@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -225,11 +226,11 @@ class Run:
         reason = (
             f"the end of the run could not be written to {self._rundir.path}: what ranks did last is unknown"
         )
-        if not self._rundir.path.exists():
+        if not os.access(self._rundir.path, os.F_OK):
             reason = (
                 f"the run directory {self._rundir.path} was removed: what ranks did after that is unknown"
             )
-        attempt = self.view.facts["attempt"]
+        attempt = self.view.facts.get("attempt", "")
         ends: list[Event] = [
             RunEvent(
                 attempt=attempt, node=node, phase="ended", outcome="lost", reason=reason, time=time.time()

@@ -108,11 +108,7 @@ class Agent:
         self._log.add(RunEvent, phase="starting", detail={"pid": os.getpid()})
         self._up(op="joined", node=self._node)
         while not self._leaving:
-            ready = self._selector.select(self._patience())
-            self._report_launcher(
-                self._launcher.watch_nurse()
-            )  # before what is said of ranks that died with it
-            for key, mask in ready:
+            for key, mask in self._selector.select(self._patience()):
                 key.data(mask)
             if self._orphan:
                 self._end_with_owner()

@@ -15,10 +15,18 @@ from typing import Any, Final, Protocol
 from jupyter_ddp.runtime.wire import Decoder, WireError, pack
 
 CHUNK: Final = 1 << 12
+LOST: Final = "the process from which the ranks were forked was killed, and they with it"
+"""What is to be said when a rank is lost."""
 
 
 class Child(Protocol):
-    """What a stub needs of its rank."""
+    """What a stub needs of its rank.
+
+    Attributes:
+        lost: It has ended because the process has from which it was forked.
+    """
+
+    lost: bool
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when `poll` has news; None where SIGCHLD tells it."""
@@ -32,6 +40,8 @@ class Child(Protocol):
 
 class OwnChild:
     """A rank that the stub has forked."""
+
+    lost = False
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -63,6 +73,7 @@ class NursedChild:
         self._pidfd = pidfd
         self._decoder = Decoder()
         self._code: int | None = None
+        self.lost = False
 
     def fileno(self) -> int | None:
         """Return the connection to the nurse."""
@@ -79,7 +90,7 @@ class NursedChild:
             except (OSError, WireError):
                 data, frames = b"", []
             if not data:
-                self._code = -signal.SIGKILL
+                self._code, self.lost = -signal.SIGKILL, True
             for frame in frames:
                 if frame is not None and "code" in frame:
                     self._code = int(frame["code"])

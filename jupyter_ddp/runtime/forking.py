@@ -128,8 +128,3 @@ class RankNurse(Nurse):
             listener.bind(path)
             listener.listen(socket.SOMAXCONN)
             super().__init__(zygote, selector, request, listener.fileno())
-
-    @property
-    def lost(self) -> bool:
-        """Whether it has died, which is the end of its ranks."""
-        return self._channel.closed and self.nurse is not None

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES: Final = 12
-LOST: Final = "the process from which the ranks were forked was killed, and they with it"
 _PORT_TAKEN: Final = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _MPI_ABORT: Final = re.compile(
     r"MPI_ABORT was invoked on rank (?P<openmpi>\d+)[\s\S]{,400}?[Ee]rrorcode:? (?P<code>-?\d+)"
@@ -169,17 +168,6 @@ class Launcher:
             "port_taken": bool(_PORT_TAKEN.search(text)),
             "text": self._explain(code, text),
         }
-
-    def watch_nurse(self) -> dict[str, Any] | None:
-        """Return the facts of the end of a nurse of ranks once, when it has died and its ranks with it."""
-        nurse = self._forked
-        if not isinstance(nurse, RankNurse):
-            return None
-        nurse.poll()
-        if not nurse.lost:
-            return None
-        self._forked = None
-        return {"try": self._try, "port_taken": False, "text": LOST}
 
     def _watch_forked(self, forked: ForkedLauncher) -> int | None:
         """Return the exit code of a forked launcher once, when it has ended."""

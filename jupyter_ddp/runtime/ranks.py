@@ -20,6 +20,7 @@ from jupyter_ddp.events import (
     StacksEvent,
     ValueEvent,
 )
+from jupyter_ddp.runtime.child import LOST
 from jupyter_ddp.runtime.rankrecord import RankRecord
 from jupyter_ddp.runtime.record import TURN, read_text, stream_path
 from jupyter_ddp.runtime.room import Room
@@ -81,6 +82,7 @@ class Ranks:
         self._records = {rank: RankRecord(run_dir, rank) for rank in range(first, first + spec["nproc"])}
         self._cell = {**spec["cell"], "env": {**spec["cell"].get("env", {}), **spec["node_env"][node]}}
         self._cell_lines = [spec["cell"]["magic"], *spec["cell"]["source"].splitlines()]
+        self._node = node
         self._run_dir = run_dir
         self._log = log
         self._report = report
@@ -134,6 +136,8 @@ class Ranks:
         record = self._records[channel.rank if channel.rank is not None else -1]
         if channel.role == "stub":
             if message.get("op") == "exit":
+                if message.get("lost") and not self.ending:
+                    self._report(op="launcher", node=self._node, text=LOST)
                 self._end(record, message.get("code"), message.get("signal"), message["time"])
             return
         op, sizes = message.get("op"), message.get("o")

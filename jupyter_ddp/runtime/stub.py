@@ -101,6 +101,7 @@ class Stub:
             "code": status if status >= 0 else None,
             "signal": -status if status < 0 else None,
             "time": time.time(),
+            "lost": self._child.lost,
         }
         try:
             self._sock.sendall(pack(frame))
