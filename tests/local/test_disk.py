@@ -35,7 +35,7 @@ def small_disk(tmp_path):
         ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "none", directory], capture_output=True, text=True
     )
     if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+        pytest.skip(f"needs root that may mount: {done.stderr.strip()}")
     yield directory
     subprocess.run(["umount", "--lazy", directory], check=True)
 

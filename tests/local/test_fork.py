@@ -347,6 +347,23 @@ def test_a_module_of_the_notebooks_that_hides_an_imported_one_is_imported(start,
     assert last.detail["why_exec"] == "the notebook's sys.path has another stringprep"
 
 
+def test_an_mpirun_that_changes_what_an_import_reads_gets_programs(start, use_mpirun, tmp_path):
+    """It told another environment when it was asked: the rank that was forked ahead is none of its ranks."""
+    mpirun = tmp_path / "mpirun"
+    real = Path(sys.executable).with_name("mpirun")
+    asked = tmp_path / "asked"
+    mpirun.write_text(
+        f'#!/bin/sh\ntest -e {asked} && set -- -x TZ=UTC7 "$@"\ntouch {asked}\nexec {real} "$@"\n'
+    )
+    mpirun.chmod(0o755)
+    use_mpirun(str(mpirun), "openmpi5")
+    run = start("import os, torch\nprint(os.environ['TZ'])", protocol="mpirun")
+    assert run.end().outcome == "succeeded"
+    assert [run.text(rank) for rank in range(2)] == ["UTC7\n"] * 2
+    told = "mpirun has changed TZ, which is read before a cell runs"
+    assert run.of(RunEvent, phase="rendezvous")[-1].detail["why_exec"] == told
+
+
 def test_what_hides_a_module(tmp_path):
     home = str(Path(json.__file__).parents[1])
     assert shadowed(["json"], [home]) == ""
