@@ -25,8 +25,7 @@ NOTES = """\
   best peer's: below 1 we are ahead. Peers are ipyparallel, jupyter-distributed and nbdistributed. For the first
   line the ratio and the target are to the bare launcher, which starts no notebook.
 - Peers' ranks are resident: they start once, and their later cells need no start. Ours start and end with each
-  cell, so a second cell of a peer begins sooner than ours (resident sessions and a warm start do not exist here
-  yet).
+  cell, so a second cell of a peer begins sooner than ours (resident sessions do not exist here yet).
 - For jupyter-distributed a page is simulated that subscribes to its live patches; for ipyparallel `%%px`
   streams, its default. nbdistributed calls `pkill -f worker.py` and listens on all interfaces; here `pkill` is
   a stub, and it listens on loopback.
@@ -37,7 +36,8 @@ NOTES = """\
 - kill -9: each rank has a child in a session of its own, with an empty environment, which has to go too. Peers
   and bare launchers are killed once. Peers' floods run once, for 20 s at most.
 - The growth of a kernel or agent is of its RSS, from before the first byte to its peak.
-- Not here, as they do not exist yet: the first line of a warm start, and an empty cell on resident ranks.
+- Not here: the first line of a warm start (0.3 s, taken by hand), and an empty cell on resident ranks, which do not
+  exist yet.
 """
 
 
