@@ -154,6 +154,7 @@ def become_program(arguments: list[str]) -> None:
     """Undo what a process has that was forked and not executed with these arguments."""
     _be_main_process()
     _reseed()
+    _end_before_inherited_handlers()
     pools.resize(os.environ)
     sys.orig_argv[:] = arguments
 
@@ -186,6 +187,18 @@ def end(code: int) -> NoReturn:
     leave.argtypes, leave.restype = [ctypes.c_int], None
     leave(code)
     os._exit(code)  # not reached
+
+
+def _end_before_inherited_handlers() -> None:
+    """Leave out what the zygote's libraries have the C library do at the end of a process: torch's takes 0.18 s.
+
+    The C library calls the last registered function first. So what the rank's own libraries register is called before
+    its files are flushed and `_exit` gets the status; what was there before the fork is not.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # musl has none
+        libc.on_exit(libc._exit, None)  # noqa: SLF001
+        libc.on_exit(libc.fcloseall, None)
 
 
 def _be_main_process() -> None:

@@ -249,15 +249,22 @@ atexit.register(lambda: (print("at exit, first"), sys.stdout.write("no end of li
 atexit.register(print, "at exit, last")
 thread = threading.Thread(target=lambda: (time.sleep(0.3), print("the thread has ended")))
 thread.start()
+import ctypes
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"at exit, in C")), None)
+libc.printf(b"a buffer of C\\n")
 print("the cell has ended")
 """
 
 
 def test_a_forked_rank_ends_as_an_executed_one(start, protocol):
-    """Threads are awaited, handlers run, objects are torn down and text is flushed."""
+    """Threads are awaited, handlers run, objects are torn down and text is flushed, that of C too."""
     forked, executed = run_both(start, AT_THE_END, protocol)
     assert forked == executed
     words = ["the cell has ended", "the thread has ended", "at exit, last", "at exit, first", "torn down"]
+    words += ["at exit, in C"]
+    assert "a buffer of C" in forked[0]
     assert sorted(words, key=forked[0].index) == words
 
 
